@@ -1,0 +1,66 @@
+# What a person types. `make repro` and `make test` set up the environment first if it is not there.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+READY := $(VENV)/.ready
+# the commands of stages are the same on every machine (`python -m stages.sft`), so the environment comes first
+export PATH := $(BIN):$(PATH)
+
+# no telemetry, nothing downloaded unasked, servers that have time to start; stages/environment.py says the same
+export DO_NOT_TRACK ?= true
+export PREFECT_SERVER_ANALYTICS_ENABLED ?= false
+export MLFLOW_DISABLE_TELEMETRY ?= true
+export DVC_NO_ANALYTICS ?= 1
+export DVC_STUDIO_OFFLINE ?= 1
+export HF_HUB_OFFLINE ?= 1
+export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS ?= 90
+export PREFECT_WORKER_QUERY_SECONDS ?= 2
+export MLFLOW_SERVER_ENABLE_JOB_EXECUTION ?= false
+export PREFECT_HOME ?= $(CURDIR)/.prefect
+
+PORT ?= 5000
+WORKERS ?= 2
+
+.PHONY: help setup repro flow test lint ui seeds settle clean
+
+help:
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+
+setup: $(READY) ## make .venv from requirements/core.lock
+
+$(READY): requirements/core.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if (3, 11) <= v < (3, 13) else f"Python 3.11 or 3.12 is needed, $(PYTHON) is {v.major}.{v.minor}; write make PYTHON=python3.11 ...")'
+	@test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements/core.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
+
+repro: $(READY) ## train and evaluate: dvc repro inside one MLflow run
+	@$(BIN)/python -m flows.repro
+
+flow: $(READY) ## the same stages as a Prefect flow
+	@$(BIN)/python -m flows.pipeline
+
+test: $(READY) ## all tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+
+lint: $(READY) ## ruff and the import contracts
+	$(BIN)/ruff check
+	$(BIN)/lint-imports
+
+ui: $(READY) ## the MLflow page on the runs made here (PORT=5000)
+	@$(BIN)/python -m stages.tracking
+	$(BIN)/mlflow server --backend-store-uri sqlite:///$(CURDIR)/mlflow.db --host 127.0.0.1 --port $(PORT)
+
+seeds: $(READY) ## three seeds of the whole pipeline, and the table over them (long)
+	@$(BIN)/python -m flows.seeds
+
+settle: $(READY) ## close runs whose processes are gone, send metrics that wait
+	@$(BIN)/python -m stages.tracking
+
+clean: ## remove what runs left behind; outputs, the DVC cache, runs and .venv stay
+	rm -rf .scratch .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -not -path './.venv*' -prune -exec rm -rf {} +

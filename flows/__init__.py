@@ -1,0 +1,5 @@
+"""Running the pipeline from outside: what has to run (`plan`), one stage (`run_stage`), all of it (`repro`, `pipeline`).
+
+`repro` needs DVC and MLflow, `pipeline` also Prefect. Both run the stages of dvc.yaml through DVC, so plain
+`dvc repro` stays the same pipeline.
+"""

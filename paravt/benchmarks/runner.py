@@ -1,0 +1,246 @@
+"""Ask a benchmark's questions: each ends answered, unparsed, failed(reason) or skipped(reason).
+
+    key = hash(sample, its file, frame budget, prompt mode and episode, frames and pixels, sampling and seed,
+               scoring, model weights, code that shapes prompt, episode or score)
+
+A finished answer is reused only under its own key. Questions are asked in fixed chunks; when one question
+breaks its chunk, the chunk is asked again one by one, so that a failure is charged to the question it is of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+import hashlib
+from pathlib import Path
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from paravt.benchmarks.registry import Benchmark
+from paravt.benchmarks.results import Result, ResultStore, canonical_hash
+from paravt.config import EpisodeConfig, RewardConfig, VisualConfig
+from paravt.protocol import read_choice, read_open, read_span
+from paravt.reporter import Reporter
+from paravt.rewards import score
+from paravt.rollout import Rollout, Sample
+
+if TYPE_CHECKING:
+    from paravt.chat import ChatEncoder
+    from paravt.engines import Engine
+
+CHUNK = 64
+EDGE_BYTES = 1 << 20
+# What one question may raise: an engine, a file, a prompt too long, memory. Anything else is a fault of the
+# program and ends the run.
+QUESTION_ERRORS = (RuntimeError, ValueError, OSError, MemoryError)
+SHAPING = (
+    "protocol",
+    "rewards",
+    "engines",
+    "agent.py",
+    "chat.py",
+    "conversation.py",
+    "episode.py",
+    "footage.py",
+    "hashing.py",
+    "model.py",
+    "prompting.py",
+    "rollout.py",
+    "times.py",
+    "video.py",
+    "video_worker.py",
+)
+
+Ask = Callable[[Sequence[Sample], int], list[Rollout]]
+
+
+@dataclass(frozen=True)
+class Asking:
+    """Everything but the question and its frame budget that shapes an answer and its score.
+
+    `weights` is `folder_hash` of the model, `code` is `code_version()`.
+    """
+
+    episode: EpisodeConfig
+    visual: VisualConfig
+    reward: RewardConfig
+    seed: int
+    weights: str
+    code: str
+
+    def key(self, sample: Sample, budget: int) -> str:
+        """The hash under which the answer to `sample` at `budget` frames is kept."""
+        return canonical_hash(
+            {
+                "sample": sample.to_json(),
+                "video": video_fingerprint(sample.video),
+                "budget": budget,
+                "episode": self.episode.model_dump(mode="json"),
+                "visual": self.visual.model_dump(mode="json"),
+                "reward": self.reward.model_dump(mode="json"),
+                "seed": self.seed,
+                "weights": self.weights,
+                "code": self.code,
+            }
+        )
+
+
+def agent_ask(engine: Engine, encoder: ChatEncoder, asking: Asking) -> Ask:
+    """Questions asked by the agent, one episode each."""
+    from paravt.agent import AgentSetup, run_episodes
+
+    def ask(samples: Sequence[Sample], budget: int) -> list[Rollout]:
+        setup = AgentSetup(encoder, asking.episode, asking.visual, lambda sample: budget, asking.seed)
+        return run_episodes(engine, samples, setup)
+
+    return ask
+
+
+def run(
+    benchmark: Benchmark,
+    samples: Sequence[Sample],
+    budget: int,
+    asking: Asking,
+    ask: Ask,
+    store: ResultStore,
+    reporter: Reporter,
+    chunk: int = CHUNK,
+) -> list[Result]:
+    """One result per sample, in order. Raises ValueError if a sample occurs twice.
+
+    `ask(samples, budget)` answers with one Rollout per sample. What the store already holds is not asked.
+    """
+    if len({sample.id for sample in samples}) != len(samples):
+        raise ValueError(f"benchmark {benchmark.name}: a sample id occurs twice; each question counts once")
+    video_fingerprint.cache_clear()  # a file may have been replaced since the last run
+    results: list[Result] = []
+    for start in range(0, len(samples), chunk):
+        part = samples[start : start + chunk]
+        keys = [asking.key(sample, budget) for sample in part]
+        bases = [_base(sample, key, budget, asking) for sample, key in zip(part, keys, strict=True)]
+        done = [store.get(key) or _skipped(benchmark, part[i], bases[i]) for i, key in enumerate(keys)]
+        missing = [i for i, result in enumerate(done) if result is None]
+        if missing:
+            started = time.perf_counter()
+            outcomes = _ask([part[i] for i in missing], budget, ask)
+            for i, outcome in zip(missing, outcomes, strict=True):
+                done[i] = _result(benchmark, part[i], bases[i], outcome, asking.reward)
+            store.append([done[i] for i in missing])
+            rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
+            reporter.rollouts(rollouts, step=budget)
+            seconds = (time.perf_counter() - started) / len(missing)
+            reporter.metrics({f"evaluate/seconds_per_question_k{budget}": seconds}, step=start)
+        results += done
+        reporter.progress(len(results), len(samples), f"{benchmark.name} at {budget} frames")
+    return results
+
+
+def _ask(samples: Sequence[Sample], budget: int, ask: Ask) -> list[Rollout | str]:
+    """A rollout per sample, or the reason why there is none."""
+    try:
+        rollouts = ask(samples, budget)
+    except QUESTION_ERRORS as error:
+        if len(samples) == 1:
+            return [f"{type(error).__name__}: {error}"]
+        return [_ask([sample], budget, ask)[0] for sample in samples]
+    if [rollout.sample_id for rollout in rollouts] != [sample.id for sample in samples]:
+        raise TypeError(f"{len(samples)} questions were asked, and other ones were answered")
+    return list(rollouts)
+
+
+def _base(sample: Sample, key: str, budget: int, asking: Asking) -> dict[str, Any]:
+    """The fields of a result that say what was asked."""
+    return {
+        "key": key,
+        "id": sample.id,
+        "question_type": sample.question_type,
+        "budget": budget,
+        "temperature": asking.episode.temperature,
+    }
+
+
+def _skipped(benchmark: Benchmark, sample: Sample, base: dict[str, Any]) -> Result | None:
+    reason = benchmark.skip(sample)
+    return None if reason is None else Result(**base, status="skipped", reason=reason)
+
+
+def _result(
+    benchmark: Benchmark, sample: Sample, base: dict[str, Any], outcome: Rollout | str, config: RewardConfig
+) -> Result:
+    if isinstance(outcome, str):
+        return Result(**base, status="failed", reason=outcome)
+    if outcome.stop_reason == "failed":
+        return Result(**base, status="failed", reason=outcome.error or "the episode gave no reason")
+    reward = score(outcome, sample, config)
+    episode = {
+        "answer": outcome.answer,
+        "stop_reason": outcome.stop_reason,
+        "compliant": outcome.compliant,
+        "format": reward.format,
+        "calls": outcome.call_count,
+        "frames_seen": outcome.frames_seen,
+    }
+    if not readable(sample, outcome.answer):
+        said = (outcome.answer or "")[:80]
+        words = (
+            "no answer" if outcome.answer is None else f"{said!r} names no {_WANTED[sample.question_type]}"
+        )
+        return Result(**base, **episode, status="unparsed", reason=words, score=0.0)
+    value = benchmark.metric(sample, outcome, reward)
+    if value is None:
+        why = next((words for words in reward.reasons if words.startswith("accuracy")), "it has no score")
+        return Result(**base, **episode, status="failed", reason=f"not scored, {why}")
+    return Result(**base, **episode, status="answered", score=float(value))
+
+
+_WANTED = {"mcq": "option", "tvg": "span of time", "oe": "text"}
+
+
+def readable(sample: Sample, answer: str | None) -> bool:
+    """Whether the one reader of the question's type gets an answer out of the text."""
+    if answer is None:
+        return False
+    if sample.question_type == "mcq":
+        return read_choice(answer, sample.options) is not None
+    if sample.question_type == "tvg":
+        return read_span(answer) is not None
+    return bool(read_open(answer))
+
+
+@lru_cache(maxsize=100_000)
+def video_fingerprint(video: str) -> str:
+    """Size, first and last MiB of the file, hashed; "missing" if there is none. Read once per run."""
+    path = Path(unquote(urlsplit(video).path) if video.startswith("file://") else video)
+    if not path.is_file():
+        return "missing"
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        digest.update(file.read(EDGE_BYTES))
+        if size > EDGE_BYTES:
+            file.seek(max(EDGE_BYTES, size - EDGE_BYTES))
+            digest.update(file.read())
+    return digest.hexdigest()[:32]
+
+
+def folder_hash(folder: str | Path) -> str:
+    """A hash of a model folder's weights, configuration and tokenizer: what it answers depends on these."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(folder).iterdir()):
+        if path.suffix in (".safetensors", ".json", ".txt", ".jinja"):
+            digest.update(path.name.encode() + b"\0")
+            with open(path, "rb") as file:
+                digest.update(hashlib.file_digest(file, "sha256").digest())
+    return digest.hexdigest()[:32]
+
+
+def code_version() -> str:
+    """A hash of the source that shapes a prompt, an episode or a score; equal code, equal hash."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256()
+    for name in SHAPING:
+        for path in sorted((root / name).rglob("*.py")) if (root / name).is_dir() else [root / name]:
+            digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:32]

@@ -1,0 +1,323 @@
+"""`paravt`: ask a model about a video, look at episodes, score them, check the machine.
+
+    paravt ask VIDEO "question" --model DIR     one episode; prints windows, reports, answer, timings
+    paravt rollout run TABLE --model DIR --out FILE
+    paravt rollout show FILE --index N
+    paravt score FILE.jsonl
+    paravt doctor
+
+Ends with 0 if the work was done, 1 if it was tried and failed, 2 if what was given cannot be used, 130 after
+Ctrl-C. Errors are one sentence on standard error.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from importlib import metadata
+import json
+import logging
+import os
+from pathlib import Path
+import sys
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import ValidationError
+
+from paravt import printing
+from paravt.config import EpisodeConfig, VisualConfig
+from paravt.engines.base import EngineError
+from paravt.errors import sentence
+from paravt.rollout import LETTERS, Rollout, Sample, read_rollouts, read_samples, write_jsonl
+
+if TYPE_CHECKING:
+    from paravt.engines import Engine
+
+Settings = TypeVar("Settings", VisualConfig, EpisodeConfig)
+
+FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
+DEFAULT_FRAMES = 16
+LARGEST_SEED = 2**31
+
+
+class UsageError(ValueError):
+    """Something given on the command line that cannot be used; the message says what to give."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    logging.basicConfig(format="%(message)s", level=logging.WARNING)
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options)
+    except KeyboardInterrupt:
+        print("paravt: stopped", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`). Python would complain once more when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:  # the boundary of a process
+        words = sentence(error)
+        if words is None:
+            raise
+        print(f"paravt: {words}", file=sys.stderr)
+        return FAILED if isinstance(error, EngineError) else UNUSABLE
+
+
+# Commands.
+
+
+def ask(options: argparse.Namespace) -> int:
+    from paravt.video import open_video
+
+    visual, episode, frames = _settings(options)
+    sample = _question(options)
+    with open_video(sample.video, timeout_s=visual.read_timeout_s) as video:
+        duration_s = video.duration_s  # a file that cannot be read is told before a model is loaded
+    [rollout] = _run(options, [sample], visual, episode, frames)
+    if options.trace:
+        _trace(rollout, sample)
+    if options.json:
+        print(
+            json.dumps(printing.answer_json(rollout, sample) | {"duration_s": duration_s}, ensure_ascii=False)
+        )
+    elif rollout.stop_reason != "failed":
+        print(f"video    {sample.video}, {duration_s:.1f} s")
+        print(printing.answer_text(rollout, sample))
+    if rollout.stop_reason == "failed":
+        print(f"paravt: the episode failed: {rollout.error}", file=sys.stderr)
+        return FAILED
+    return 0
+
+
+def rollout_run(options: argparse.Namespace) -> int:
+    visual, episode, frames = _settings(options)
+    samples = read_samples(options.table)[: options.count]
+    if not samples:
+        raise UsageError(f"{options.table} holds no question")
+    rollouts = _run(options, samples, visual, episode, frames, options.group)
+    aside = options.out.with_name(f".{options.out.name}.writing")
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    write_jsonl(aside, rollouts)
+    aside.replace(options.out)
+    failed = [rollout for rollout in rollouts if rollout.stop_reason == "failed"]
+    print(f"{len(rollouts)} episodes of {len(samples)} questions in {options.out}, {len(failed)} failed")
+    if failed:
+        print(f"paravt: {failed[0].sample_id} failed first: {failed[0].error}", file=sys.stderr)
+    return FAILED if failed else 0
+
+
+def rollout_show(options: argparse.Namespace) -> int:
+    count = 0
+    for index, rollout in enumerate(_rollouts(options.file)):
+        count += 1
+        if options.index is None:
+            print(printing.episode_line(index, rollout))
+        elif index == options.index:
+            print(
+                json.dumps(rollout.to_json(), ensure_ascii=False)
+                if options.json
+                else printing.episode_text(rollout)
+            )
+            return 0
+    if not count:
+        raise UsageError(f"{options.file} holds no episode")
+    if options.index is not None:
+        raise UsageError(f"{options.file} holds {count} episodes; --index goes from 0 to {count - 1}")
+    return 0
+
+
+def score(options: argparse.Namespace) -> int:
+    from paravt.scoring import score_file
+
+    for row in score_file(options.file):
+        print(json.dumps(row, ensure_ascii=False))
+    return 0
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from paravt import doctor as machine_doctor
+
+    machine = machine_doctor.inspect()
+    if options.json:
+        print(json.dumps(machine_doctor.to_json(machine), ensure_ascii=False))
+    else:
+        print(machine_doctor.describe(machine))
+    return 0
+
+
+# What the commands share.
+
+
+def _question(options: argparse.Namespace) -> Sample:
+    choices = tuple(options.options or ())
+    kind = options.type or ("mcq" if choices else "oe")
+    if not options.question.strip():
+        raise UsageError("the question is empty")
+    if kind == "mcq" and len(choices) < 2:
+        raise UsageError("a choice needs at least 2 texts after --options")
+    if len(choices) > len(LETTERS):
+        raise UsageError(f"{len(choices)} options are too many; {len(LETTERS)} at most")
+    if kind != "mcq" and choices:
+        raise UsageError(f"--options go with --type mcq, not {kind}")
+    # Nobody knows the right answer here; a placeholder fills the field, and nothing scores it.
+    unknown: dict[str, Any] = {"mcq": "A", "tvg": (0.0, 0.0), "oe": ""}
+    return Sample("ask", options.video, options.question, unknown[kind], kind, choices)
+
+
+def _settings(options: argparse.Namespace) -> tuple[VisualConfig, EpisodeConfig, int]:
+    """Visual and episode settings of params.yaml, and the overview frames; what was given wins."""
+    groups = _read_params(options.params)
+    source = options.params or "params.yaml"
+    visual = _group(VisualConfig, "visual", groups.get("visual") or {}, source)
+    given = {"temperature": options.temperature, "dispatch": options.dispatch}
+    changes = {key: value for key, value in given.items() if value is not None}
+    episode = _group(EpisodeConfig, "episode", (groups.get("episode") or {}) | changes, source)
+    choices = (groups.get("budget") or {}).get("choices") or [DEFAULT_FRAMES]
+    return visual, episode, options.frames or max(choices)
+
+
+def _group(model: type[Settings], name: str, values: dict[str, Any], source: object) -> Settings:
+    """One group of params.yaml, checked. Raises UsageError naming the first wrong key."""
+    try:
+        return model.model_validate_json(json.dumps(values))  # JSON mode: strict, yet a list is a tuple
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join([name, *(str(part) for part in first["loc"])])
+        raise UsageError(f"{source}: {where}: {first['msg']}") from error
+
+
+def _read_params(given: Path | None) -> dict[str, Any]:
+    """The groups of a params.yaml; none without a file, unless one was named."""
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    path = given or Path("params.yaml")
+    if given is None and not path.is_file():
+        return {}
+    try:
+        groups = YAML(typ="safe").load(path)
+    except YAMLError as error:
+        raise UsageError(f"{path}: not YAML") from error
+    if not isinstance(groups, dict):
+        raise UsageError(f"{path}: holds no groups; give a params.yaml")
+    return groups
+
+
+def _run(
+    options: argparse.Namespace,
+    samples: Sequence[Sample],
+    visual: VisualConfig,
+    episode: EpisodeConfig,
+    frames: int,
+    group: int = 1,
+) -> list[Rollout]:
+    from paravt.agent import AgentSetup, run_episodes
+    from paravt.local import open_model
+
+    engine: Engine
+    engine, encoder = open_model(options.model, visual)
+    setup = AgentSetup(encoder, episode, visual, lambda sample: frames, options.seed, group)
+    return run_episodes(engine, samples, setup)
+
+
+def _rollouts(path: Path):
+    try:
+        yield from read_rollouts(path)
+    except (KeyError, TypeError) as error:
+        raise UsageError(f"{path}: a line is not an episode ({type(error).__name__}: {error})") from error
+
+
+def _trace(rollout: Rollout, sample: Sample) -> None:
+    """Hand the episode to each installed reporter: they are found by entry point, none is known here."""
+    found = list(metadata.entry_points(group="paravt.reporters"))
+    if not found:
+        raise UsageError(
+            "--trace: no reporter is installed; install the package with its extra `orchestrate`"
+        )
+    with ExitStack() as stack:
+        for entry in found:
+            reporter = stack.enter_context(entry.load()("ask", {"question": asdict(sample)["question"]}))
+            reporter.rollouts([rollout], 0)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="paravt", description="Ask a tool-calling model about a video.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    asking = commands.add_parser("ask", help="ask one question about one video")
+    asking.add_argument("video", help="path or file:// URI")
+    asking.add_argument("question")
+    asking.add_argument("--options", nargs="+", metavar="TEXT", help="choices, for a question with letters")
+    asking.add_argument("--type", choices=("mcq", "tvg", "oe"), help="choice, span of time, open (default)")
+    asking.add_argument("--json", action="store_true", help="print one JSON object")
+    asking.add_argument("--trace", action="store_true", help="hand the episode to the installed tracking")
+    _model_options(asking, temperature=0.0)
+    asking.set_defaults(command=ask)
+
+    rollouts = commands.add_parser("rollout", help="run episodes, or show them")
+    actions = rollouts.add_subparsers(required=True, metavar="ACTION")
+    running = actions.add_parser("run", help="run episodes over a table of questions")
+    running.add_argument("table", type=Path, help="jsonl file of questions")
+    running.add_argument("--out", type=Path, required=True, help="jsonl file to write")
+    running.add_argument("--count", type=_positive, help="only the first questions")
+    running.add_argument("--group", type=_positive, default=1, help="episodes per question (1)")
+    _model_options(running, temperature=None)
+    running.set_defaults(command=rollout_run)
+    showing = actions.add_parser("show", help="print episodes of a jsonl file")
+    showing.add_argument("file", type=Path)
+    showing.add_argument("--index", type=_counted, help="the episode to print, from 0; without it a list")
+    showing.add_argument("--json", action="store_true", help="with --index: as one JSON object")
+    showing.set_defaults(command=rollout_show)
+
+    scoring = commands.add_parser("score", help="score rollouts that were made elsewhere")
+    scoring.add_argument("file", type=Path, help="one JSON object a line; see the README for its fields")
+    scoring.set_defaults(command=score)
+
+    checking = commands.add_parser("doctor", help="what this machine has, and what each scale needs")
+    checking.add_argument("--json", action="store_true", help="print one JSON object")
+    checking.set_defaults(command=doctor)
+    return parser
+
+
+def _model_options(parser: argparse.ArgumentParser, temperature: float | None) -> None:
+    parser.add_argument(
+        "--model", type=Path, required=True, help="model folder, for example models/para_grpo"
+    )
+    parser.add_argument("--frames", type=_positive, help="overview frames (the largest of budget.choices)")
+    parser.add_argument("--temperature", type=_temperature, default=temperature, help="0 is greedy")
+    parser.add_argument(
+        "--dispatch", choices=("parallel", "sequential", "frames"), help="how calls are answered"
+    )
+    parser.add_argument("--seed", type=_counted, default=1)
+    parser.add_argument("--params", type=Path, help="params.yaml to take settings from (./params.yaml)")
+
+
+def _positive(text: str) -> int:
+    value = _counted(text)
+    if not value:
+        raise argparse.ArgumentTypeError("write a whole number above 0")
+    return value
+
+
+def _counted(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 100:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; write 0 or more")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

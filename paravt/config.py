@@ -1,0 +1,219 @@
+"""The one configuration of the project: a pydantic model per group of params.yaml.
+
+Strict, frozen, extra fields forbidden. The text under a field is its help. Objects are passed down; nothing
+below reads a file or an environment variable to decide what to compute.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Group(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class VisualConfig(Group):
+    """How frames become tokens: the same in SFT, RL, evaluation and `paravt ask`."""
+
+    min_pixels: int = Field(784, gt=0)
+    """Smaller frames are enlarged to this many pixels."""
+    max_pixels: int = Field(50_176, gt=0)
+    """Larger frames are shrunk to this many pixels (50,176 = 224 x 224 = 49 tokens)."""
+    time_marks: bool = True
+    """Each frame is preceded by its time, as `<12.3 seconds>`."""
+    crop_fps: float = Field(1.0, gt=0)
+    """Frames per second of a crop."""
+    crop_max_frames: int = Field(16, gt=0)
+    """Most frames of a crop; longer windows are spread evenly."""
+    read_timeout_s: float = Field(60.0, gt=0)
+    """A video reader that has not answered by then is ended and reported."""
+
+
+class BudgetConfig(Group):
+    """Ratio-gated overview frames."""
+
+    choices: list[int] = [4, 8, 16, 32, 64]
+    """Frame budgets K; one is drawn per (seed, epoch, sample) and shared by the group."""
+    gating: bool = True
+    """False: K is always the largest choice."""
+
+    @model_validator(mode="after")
+    def _check(self) -> BudgetConfig:
+        if not self.choices or min(self.choices) < 1 or len(set(self.choices)) != len(self.choices):
+            raise ValueError("budget.choices must be distinct positive frame counts, for example [4, 8, 16]")
+        return self
+
+
+class SubagentConfig(Group):
+    """The weight-sharing agent that looks at one crop."""
+
+    max_new_tokens: int = Field(512, gt=0)
+    """A report is cut there, and says so."""
+    sees_question: bool = False
+    """False: a general instruction only, so that a report does not depend on the question."""
+
+
+class EpisodeConfig(Group):
+    """One episode: dispatch, gather, answer."""
+
+    mode: Literal["direct", "reasoning", "agentic", "agentic_minimal"] = "agentic"
+    """System prompt; the agentic ones offer crop_video."""
+    dispatch: Literal["parallel", "sequential", "frames"] = "parallel"
+    """parallel: all calls of a turn at once, text reports; sequential: one call a turn, text report;
+    frames: crop frames go back into the main context as images."""
+    force_think: bool = True
+    """`<think>` is put before each assistant turn of the main agent."""
+    max_turns: int = Field(3, ge=0)
+    """Tool turns; after them the answer is asked for."""
+    max_calls: int = Field(5, gt=0)
+    """Calls of one turn that run; later ones get an answer that says so."""
+    temperature: float = Field(0.7, ge=0)
+    """Sampling temperature of main agent and sub-agents; 0 is greedy."""
+    max_new_tokens: int = Field(2048, gt=0)
+    """Tokens of one main turn."""
+    subagent: SubagentConfig = SubagentConfig()
+
+
+class RewardConfig(Group):
+    """Total = accuracy + format_weight x format + tool."""
+
+    tool: Literal["gated", "published", "off"] = "gated"
+    """gated: tool_weight x accuracy if a call ran; published: the 0.1 / 0.3 / +0.5 ladder; off: none."""
+    tool_weight: float = 0.8
+    format: Literal["sites", "published_para", "published_suffix", "published_vanilla", "off"] = "sites"
+    """sites: share of the needed structural sites that are right; published_*: the released string rules."""
+    format_weight: float = 1.0
+    open_ended: Literal["f1", "exact", "judge"] = "f1"
+    """How open answers are scored; judge verdicts are handed in, and a missing one makes accuracy None."""
+
+
+class AnchoringConfig(Group):
+    """The parseability anchor."""
+
+    scope: Literal["site", "structural", "sequence", "off"] = "site"
+    """site: each structural site's centred outcome on its own tag tokens; structural: one normalised format
+    score on all tag tokens; sequence: the scalar bonus of the release, in the total; off: none."""
+    weight: float = Field(0.5, ge=0)
+    """Lambda."""
+
+
+class OptimiserConfig(Group):
+    learning_rate: float = Field(gt=0)
+    schedule: Literal["constant", "cosine"] = "constant"
+    warmup_share: float = Field(0.0, ge=0, le=1)
+    weight_decay: float = Field(0.01, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float = Field(1.0, gt=0)
+
+
+class SFTConfig(Group):
+    """Cold start on traces."""
+
+    steps: int = Field(gt=0)
+    batch_size: int = Field(gt=0)
+    """Samples per step, over all processes."""
+    micro_batch_tokens: int = Field(16_384, gt=0)
+    """Padded tokens of one forward pass."""
+    freeze_vision: bool = True
+    """True: the vision tower and its mergers keep their weights."""
+    save_every: int = Field(100, gt=0)
+    optimiser: OptimiserConfig
+
+
+class GRPOConfig(Group):
+    """PARA-GRPO post-training."""
+
+    steps: int = Field(gt=0)
+    prompts_per_step: int = Field(gt=0)
+    group_size: int = Field(8, ge=1)
+    spread: Literal["sample", "population", "leave_one_out", "none"] = "sample"
+    """What the centred reward is divided by (leave_one_out: baseline of the others, no division)."""
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.2, ge=0)
+    kl: Literal["loss", "reward", "none"] = "loss"
+    """loss: k3 to the frozen start in the loss; reward: k1 in the reward, as released; none."""
+    kl_weight: float = Field(0.01, ge=0)
+    normaliser: Literal["token", "sequence", "constant"] = "token"
+    importance: Literal["token", "geometric", "off"] = "token"
+    """Truncated correction between engine and trainer."""
+    importance_cap: float = Field(5.0, gt=0)
+    importance_action: Literal["mask", "clamp"] = "mask"
+    """mask: tokens above the cap get weight 0, as released; clamp: the cap."""
+    entropy_weight: float = Field(0.0, ge=0)
+    mask_truncated: bool = False
+    """True: rollouts that ended at the token limit are left out of the loss."""
+    train_subagents: bool = False
+    """True: sub-agent tokens carry the main advantage, in the same denominator."""
+    micro_batch_tokens: int = Field(16_384, gt=0)
+    """Padded tokens of one forward pass."""
+    freeze_vision: bool = True
+    """True: the vision tower and its mergers keep their weights."""
+    save_every: int = Field(5, gt=0)
+    keep_checkpoints: int = Field(2, ge=1)
+    optimiser: OptimiserConfig
+
+
+class EvaluateConfig(Group):
+    """Greedy accuracy per frame budget, and format compliance when sampling."""
+
+    budgets: list[int] = [4, 8, 16]
+    questions_per_budget: int = Field(gt=0)
+    format_temperatures: list[float] = [0.7, 1.0]
+    format_questions: int = Field(gt=0)
+    """Episodes sampled per temperature."""
+    max_error_share: float = Field(0.02, ge=0, le=1)
+    """Above it, the command ends non-zero."""
+
+
+class NeedlesConfig(Group):
+    """The needle world: videos with known answers."""
+
+    sft_count: int = Field(gt=0)
+    rl_count: int = Field(gt=0)
+    eval_count: int = Field(gt=0)
+    """Questions of each table; a video carries several."""
+    questions_per_video: int = Field(4, gt=0)
+    parts: int = Field(3, ge=2)
+    part_s: tuple[float, float] = (6.0, 9.0)
+    """Shortest and longest part."""
+    needle_s: tuple[float, float] = (2.0, 3.0)
+    """How long the shape shows."""
+    size: int = Field(32, gt=0)
+    """Width and height in pixels."""
+    fps: int = Field(10, gt=0)
+    tool_share: float = Field(0.5, ge=0, le=1)
+    """Share of SFT traces that call the tool; the others answer from the overview."""
+
+
+class DataConfig(Group):
+    needles: NeedlesConfig
+
+
+class EngineConfig(Group):
+    name: Literal["transformers"] = "transformers"
+    max_batch_tokens: int = Field(65_536, gt=0)
+    """Prompt tokens of one forward pass when prefilling."""
+
+
+class Params(Group):
+    """params.yaml, whole."""
+
+    scale: Literal["tiny", "smoke", "paravt_8b"]
+    method: str
+    """Name of the arm, for reading; the values below are what is run."""
+    seed: int = 1
+    base_model: str = "models/tiny-base"
+    """Folder of the model that training starts from."""
+    data: DataConfig
+    visual: VisualConfig
+    budget: BudgetConfig
+    episode: EpisodeConfig
+    reward: RewardConfig
+    anchoring: AnchoringConfig
+    sft: SFTConfig
+    grpo: GRPOConfig
+    evaluate: EvaluateConfig
+    engine: EngineConfig

@@ -1,0 +1,330 @@
+"""PARA-GRPO, step by step.
+
+    visit     the step's prompts, in an order that follows from (seed, epoch, sample id)
+    gate      K overview frames for each prompt and epoch (`budget`)
+    roll out  a group of episodes per prompt (`agent`), with the weights as they are
+    reward    each episode by its record (`rewards`); what has no reward is left out and counted
+    credit    group advantages of the totals, anchors on structural tokens (`advantages`, `anchors`)
+    update    one optimiser step on the clipped, importance-corrected loss (`loss`)
+    sync      the engine takes the new weights and their version
+
+One update is made per batch, so the policy at the start of the step is the policy itself: the PPO ratio is 1
+and the clip is idle, while the importance correction covers what engine and trainer compute differently.
+A step in which no token has an advantage changes no weight: with the policy-gradient term at 0, Adam would
+turn the small pull towards the frozen start into a step of full length.
+
+Left out on purpose: rollouts from older weights, and several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+import copy
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+import logging
+from pathlib import Path
+import time
+
+import torch
+from tqdm import tqdm
+from transformers import Qwen3VLForConditionalGeneration
+
+from paravt.agent import AgentSetup, run_episodes
+from paravt.chat import ChatEncoder
+from paravt.config import (
+    AnchoringConfig,
+    BudgetConfig,
+    EpisodeConfig,
+    GRPOConfig,
+    Params,
+    RewardConfig,
+    VisualConfig,
+)
+from paravt.engines.base import Engine
+from paravt.grpo.batch import Group, MicroBatch, StepRows, make_micro_batches, step_rows, with_bonus
+from paravt.grpo.budget import prompt_budget
+from paravt.grpo.loss import Denominators, LossInputs, LossOutput, kl_to_go, mean_metrics, policy_loss
+from paravt.grpo.metrics import step_metrics
+from paravt.hashing import items_of_step, stable_hash
+from paravt.model import token_scores
+from paravt.reporter import Reporter
+from paravt.rewards import Reward, score
+from paravt.rollout import Rollout, Sample
+from paravt.training import TrainingRun, TrainResult, publish_model
+
+log = logging.getLogger("paravt")
+
+SHOW_EVERY = 5  # steps between rollouts that are handed to the reporter
+MOST_EMPTY = 3  # steps in a row in which every episode failed
+RATIO_SLACK = 0.05  # of the first step's mean importance ratio around 1
+
+Score = Callable[[Rollout, Sample], Reward]
+
+
+@dataclass(frozen=True)
+class GRPOSetup:
+    """What a run depends on beside model and samples. Raises ValueError for what cannot be trained."""
+
+    seed: int
+    visual: VisualConfig
+    budget: BudgetConfig
+    episode: EpisodeConfig
+    reward: RewardConfig
+    anchoring: AnchoringConfig
+    grpo: GRPOConfig
+
+    def __post_init__(self) -> None:
+        if self.episode.temperature == 0:
+            raise ValueError(
+                "episode.temperature is 0, but a group of greedy episodes has no spread; use 0.7 or 1"
+            )
+        if self.grpo.group_size == 1:
+            log.warning("grpo.group_size is 1: a group of one has no spread, only anchors could train")
+
+    @classmethod
+    def of(cls, params: Params) -> GRPOSetup:
+        names = ("seed", "visual", "budget", "episode", "reward", "anchoring", "grpo")
+        return cls(**{name: getattr(params, name) for name in names})
+
+    def identity(self) -> list:
+        configs = (self.visual, self.budget, self.episode, self.reward, self.anchoring, self.grpo)
+        return [self.seed, *(config.model_dump() for config in configs)]
+
+
+def train(
+    model: Qwen3VLForConditionalGeneration,
+    ref_model: Qwen3VLForConditionalGeneration | None,
+    engine: Engine,
+    encoder: ChatEncoder,
+    samples: Sequence[Sample],
+    setup: GRPOSetup,
+    reporter: Reporter,
+    scratch_dir: str | Path,
+    score_fn: Score | None = None,
+    video_root: str | Path = ".",
+) -> TrainResult:
+    """Train `model` in place for `setup.grpo.steps` steps, from the last checkpoint in `scratch_dir` if any.
+
+    `ref_model` is the frozen start; None copies `model` as it is handed in, if the KL needs it. An engine
+    whose `.model` is `model` samples from the weights in place; any other one is given a folder after each
+    step. Raises CheckpointError (disk, or a checkpoint of another run), NonFiniteLoss, EngineError,
+    ValueError (no samples, or ids that repeat), RuntimeError (every episode of three steps in a row failed).
+    """
+    ids = [sample.id for sample in samples]
+    if len(set(ids)) != len(ids):
+        raise ValueError("two samples have the same id; the order of training could not tell them apart")
+    config = setup.grpo
+    if ref_model is model:
+        raise ValueError("the frozen start is the model that is trained; give a copy, or None")
+    ref_model = _frozen(ref_model or copy.deepcopy(model)) if config.kl != "none" else None
+    run = TrainingRun(
+        model,
+        config.optimiser,
+        steps=config.steps,
+        save_every=config.save_every,
+        keep=config.keep_checkpoints,
+        frozen_vision=config.freeze_vision,
+        scratch_dir=scratch_dir,
+        identity=[*setup.identity(), ids],
+    )
+    if ref_model is not None:
+        ref_model.to(run.accelerator.device)
+    score_fn = score_fn or partial(score, config=setup.reward)
+    loop = _Loop(run, ref_model, engine, encoder, samples, setup, score_fn, video_root)
+    loop.sync(run.done)
+    with tqdm(total=config.steps, initial=run.done, desc="grpo", unit="step", disable=None) as bar:
+        for step in run.remaining:
+            clock = Clock()
+            with clock.measure("rollout"):
+                episodes = loop.roll_out(step)
+            with clock.measure("reward"):
+                groups = loop.reward(episodes)
+                rows = step_rows(encoder, groups, config, setup.anchoring)
+                loop.count(step, groups, rows)
+            with clock.measure("train"):
+                values = step_metrics(groups, rows, version=step) | loop.update(step, rows, ids)
+            with clock.measure("sync"):
+                loop.sync(step + 1)
+            kept = run.finish_step(step, values)
+            reporter.metrics(kept | clock.metrics(kept), step + 1)
+            if step % SHOW_EVERY == 0:
+                reporter.rollouts(groups[0].rollouts, step + 1)
+            reporter.progress(step + 1, config.steps, f"reward {kept.get('reward/total', 0):.2f}")
+            bar.set_postfix(reward=f"{kept.get('reward/total', 0):.2f}")
+            bar.update()
+    return run.result()
+
+
+@dataclass
+class _Loop:
+    """The parts of a step, with what they share."""
+
+    run: TrainingRun
+    ref_model: Qwen3VLForConditionalGeneration | None
+    engine: Engine
+    encoder: ChatEncoder
+    samples: Sequence[Sample]
+    setup: GRPOSetup
+    score_fn: Score
+    video_root: str | Path
+    empty_steps: int = 0
+
+    def roll_out(self, step: int) -> list[Group]:
+        """The step's groups, not yet rewarded. At an epoch's border one step visits two epochs."""
+        setup = self.setup
+        ids = [sample.id for sample in self.samples]
+        items = items_of_step(setup.seed, step, setup.grpo.prompts_per_step, ids)
+        groups = []
+        for epoch, part in groupby(items, key=lambda item: item.epoch):
+            samples = [self.samples[item.index] for item in part]
+            budgets = {s.id: prompt_budget(setup.budget, setup.seed, epoch, s.id) for s in samples}
+            agent = AgentSetup(
+                self.encoder,
+                setup.episode,
+                setup.visual,
+                budget=lambda sample, budgets=budgets: budgets[sample.id],
+                seed=stable_hash("rollouts", setup.seed, step, epoch),
+                group_size=setup.grpo.group_size,
+                video_root=self.video_root,
+            )
+            rollouts = run_episodes(self.engine, samples, agent)
+            size = setup.grpo.group_size
+            for number, sample in enumerate(samples):
+                group = rollouts[number * size : (number + 1) * size]
+                groups.append(Group(sample, epoch, budgets[sample.id], group, []))
+        return groups
+
+    def reward(self, groups: Sequence[Group]) -> list[Group]:
+        """The groups with their rewards; the frames that were decoded are checked against the budget."""
+        rewarded = []
+        for group in groups:
+            check_budget(group)
+            rewards = [
+                with_bonus(self.score_fn(r, group.sample), r, self.setup.anchoring, self.setup.reward)
+                for r in group.rollouts
+            ]
+            rewarded.append(Group(group.sample, group.epoch, group.frame_budget, group.rollouts, rewards))
+        return rewarded
+
+    def count(self, step: int, groups: Sequence[Group], rows: StepRows) -> None:
+        """Log and count what is left out. Raises RuntimeError when nothing has worked for three steps."""
+        for reason, number in sorted(rows.left_out.items()):
+            self.run.count(reason, number)
+        for group in groups:
+            pairs = zip(group.rollouts, group.rewards, strict=True)
+            words = {"; ".join(reward.reasons) for _, reward in pairs if reward.total is None}
+            for why in sorted(words):
+                log.warning("step %d, sample %s: no reward: %s", step + 1, group.sample.id, why)
+        failed = all(r.stop_reason == "failed" for group in groups for r in group.rollouts)
+        self.empty_steps = self.empty_steps + 1 if failed else 0
+        if self.empty_steps == MOST_EMPTY:
+            raise RuntimeError(
+                f"every episode of {MOST_EMPTY} steps in a row failed; the last, in step {step + 1}: "
+                f"sample {groups[-1].sample.id}: {groups[-1].rollouts[-1].error}"
+            )
+
+    def update(self, step: int, rows: StepRows, ids: Sequence[str]) -> dict[str, float]:
+        """One update on the step's rows; metrics of the loss."""
+        config = self.setup.grpo
+        trains = rows.has_signal or (config.entropy_weight > 0 and bool(rows.rows))
+        denominators = rows.denominators(self.setup.episode.max_new_tokens)
+        outputs, loss = [], 0.0
+        for micro_batch in make_micro_batches(rows.rows, config.micro_batch_tokens):
+            with torch.set_grad_enabled(trains):
+                output = self._loss(micro_batch.to(self.run.accelerator.device), denominators)
+            loss += self.run.backward(output.loss) if trains else output.loss.item()
+            outputs.append(output)
+        values = mean_metrics(outputs) | {
+            "loss": loss,
+            "non_finite_steps": self.run.non_finite,
+            "loss_tokens": denominators.tokens,
+            "update_skipped": float(not trains),
+        }
+        if step == 0 and abs(values.get("ratio_before", 1.0) - 1) > RATIO_SLACK:
+            log.warning(
+                "the mean ratio between trainer and engine is %.3f before any update; do both use the same "
+                "weights, temperature and support?",
+                values["ratio_before"],
+            )
+        if trains:
+            visited = items_of_step(self.setup.seed, step, config.prompts_per_step, ids)
+            values |= self.run.update(step, loss, [ids[item.index] for item in visited])
+        return values
+
+    def sync(self, version: int) -> None:
+        """Give the engine the present weights. One that shares the module only takes the version."""
+        if getattr(self.engine, "model", None) is self.run.model:
+            self.engine.weight_version = version
+            return
+        folder = self.run.scratch / "engine-weights"
+
+        def write(target: Path) -> None:
+            self.run.model.save_pretrained(target)
+            self.encoder.tokenizer.save_pretrained(target)
+
+        publish_model(folder, write)
+        self.engine.load_weights(str(folder), version)
+
+    def _loss(self, micro_batch: MicroBatch, denominators: Denominators) -> LossOutput:
+        config, temperature = self.setup.grpo, self.setup.episode.temperature
+        batch = micro_batch.batch
+        scores = token_scores(self.run.model, batch, temperature, entropy_grad=config.entropy_weight > 0)
+        ref_logprobs, advantages = None, micro_batch.advantages
+        if self.ref_model is not None:
+            with torch.no_grad():
+                ref_logprobs = token_scores(self.ref_model, batch, temperature).logprobs
+        if config.kl == "reward":
+            to_go = kl_to_go(batch.engine_logprobs, ref_logprobs, batch.loss_mask, config.kl_weight)
+            advantages = advantages + to_go
+        inputs = LossInputs(
+            policy_logprobs=scores.logprobs,
+            proximal_logprobs=scores.logprobs.detach(),
+            engine_logprobs=batch.engine_logprobs,
+            ref_logprobs=ref_logprobs,
+            advantages=advantages,
+            loss_mask=batch.loss_mask,
+            entropy=scores.entropy,
+            structural=micro_batch.structural,
+            denominators=denominators,
+        )
+        return policy_loss(inputs, config)
+
+
+@dataclass
+class Clock:
+    """Seconds of the parts of a step."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        started = time.monotonic()
+        yield
+        self.seconds[part] = time.monotonic() - started
+
+    def metrics(self, values: dict[str, float]) -> dict[str, float]:
+        """Seconds and shares of each part, and speed from what `values` say was written and read."""
+        total = max(sum(self.seconds.values()), 1e-9)
+        made = {f"time/{part}_s": seconds for part, seconds in self.seconds.items()}
+        made |= {f"time/{part}_share": seconds / total for part, seconds in self.seconds.items()}
+        for name in ("tokens", "frames"):
+            made[f"time/{name}_per_s"] = values.get(f"{name}_per_episode", 0.0) * values["episodes"] / total
+        return made | {"time/step_s": total}
+
+
+def check_budget(group: Group) -> None:
+    """Raises RuntimeError unless all episodes of the group saw the same frames, within their budget."""
+    seen = {r.frames_seen for r in group.rollouts if r.stop_reason != "failed" or r.frames_seen}
+    asked = {rollout.frame_budget for rollout in group.rollouts}
+    if asked != {group.frame_budget} or len(seen) > 1 or any(n > group.frame_budget for n in seen):
+        raise RuntimeError(
+            f"sample {group.sample.id}: the budget is {group.frame_budget} frames, but its episodes had "
+            f"budgets {sorted(asked)} and saw {sorted(seen)} frames"
+        )
+
+
+def _frozen(model: Qwen3VLForConditionalGeneration) -> Qwen3VLForConditionalGeneration:
+    return model.requires_grad_(False).eval()

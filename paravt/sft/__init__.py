@@ -1,0 +1,5 @@
+"""Supervised fine-tuning: traces to conversations, and the trainer."""
+
+from paravt.sft.trainer import SFTSetup, train
+
+__all__ = ["SFTSetup", "train"]

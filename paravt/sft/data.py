@@ -1,0 +1,92 @@
+"""From a teacher's trace to a conversation to learn from.
+
+The prompt comes from `paravt.prompting` and the frames from `paravt.video`: the very functions that episodes
+use. The loss mask is 1 on the teacher's tokens, the end-of-turn token included, and 0 on prompts, forced
+prefixes and tool results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from paravt.chat import ChatEncoder
+from paravt.config import EpisodeConfig
+from paravt.conversation import Conversation
+from paravt.data.schema import TraceRow
+from paravt.footage import locate
+from paravt.prompting import main_prefix, main_prompt, subagent_prompt
+from paravt.protocol.prompts import THINK_PREFIX
+from paravt.video import Frames, open_video
+
+CACHE_BYTES = 2**30
+
+
+def trace_conversation(
+    encoder: ChatEncoder, trace: TraceRow, frames: Frames, config: EpisodeConfig
+) -> Conversation:
+    """The conversation of one trace on frames [n, H, W, 3]: the overview, or the sub-agent's crop."""
+    if trace.kind == "subagent":
+        conversation = subagent_prompt(encoder, trace.sample, frames, trace.window_s, config)
+        encoder.add_gold(conversation, trace.turns[0].text)
+        return conversation
+    prefix = main_prefix(config)
+    conversation = main_prompt(encoder, trace.sample, frames, config)
+    for turn in trace.turns:
+        if turn.role == "assistant":
+            encoder.add_gold(conversation, gold_text(turn.text, config))
+        else:
+            encoder.add_tool_results(conversation, turn.results, trace.sample.video, prefix)
+    return conversation
+
+
+def gold_text(text: str, config: EpisodeConfig) -> str:
+    """What is left to write of a main turn: all of it, less the prefix that is forced.
+
+    Traces may be written with or without their opening `<think>`.
+    """
+    if config.mode == "direct":
+        return text
+    whole = text if text.startswith("<think>") else THINK_PREFIX + text
+    return whole.removeprefix(main_prefix(config))
+
+
+def read_frames(encoder: ChatEncoder, trace: TraceRow, video_root: str | Path = ".") -> Frames:
+    """The frames that a trace was written on. Raises VideoError if the video cannot be read."""
+    visual = encoder.visual
+    path = locate(trace.sample.video, video_root)
+    with open_video(path, timeout_s=visual.read_timeout_s) as video:
+        if trace.kind == "main":
+            return video.sample(trace.frame_budget)
+        return video.crop(*trace.window_s, visual.crop_fps, visual.crop_max_frames)
+
+
+@dataclass
+class TraceSource:
+    """Conversations of traces by position, decoded when first asked for.
+
+    Those that fit into `cache_bytes` of pixels are kept; the rest is decoded again in each epoch.
+    Relative video paths start at `video_root`.
+    """
+
+    encoder: ChatEncoder
+    traces: Sequence[TraceRow]
+    config: EpisodeConfig
+    video_root: str | Path = "."
+    cache_bytes: int = CACHE_BYTES
+    _kept: dict[int, Conversation] = field(default_factory=dict, repr=False)
+
+    def conversation(self, index: int) -> Conversation:
+        """The conversation of `traces[index]`. Raises VideoError if its video cannot be read."""
+        if index in self._kept:
+            return self._kept[index]
+        trace = self.traces[index]
+        made = trace_conversation(
+            self.encoder, trace, read_frames(self.encoder, trace, self.video_root), self.config
+        )
+        size = sum(visual.image.nbytes for visual in made.visuals)
+        if size <= self.cache_bytes:
+            self.cache_bytes -= size
+            self._kept[index] = made
+        return made

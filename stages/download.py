@@ -1,0 +1,64 @@
+"""Bring what the pipeline starts from: the needle world and the base model.
+
+Reads params.yaml (seed, base_model, data, visual, budget) and the folder that base_model names. Renders the
+needle world to data/needles (videos/*.mp4, sft.jsonl, rl.jsonl, eval.jsonl) and copies the model to models/base.
+Both folders appear whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+import shutil
+import sys
+
+from paravt.checkpoints import publish
+from paravt.config import Params
+from paravt.data.needle_tables import write_tables
+from paravt.model import check_folder
+from stages import params as parameters
+from stages.command import command
+from stages.tracking import StageReporter, stage_run
+
+DATA, MODEL = Path("data/needles"), Path("models/base")
+
+
+def download(params: Params, reporter: StageReporter) -> None:
+    source = check_folder(params.base_model)
+
+    def render(folder: Path) -> None:
+        counts = write_tables(
+            folder, DATA.as_posix(), params.data.needles, params.visual, params.budget.choices, params.seed
+        )
+        videos = len(list((folder / "videos").iterdir()))
+        reporter.summary({f"rows/{table}": count for table, count in counts.items()} | {"videos": videos})
+
+    def copy(folder: Path) -> None:
+        # file by file: the tracked folder may hold links or read-only files, the copy holds plain ones
+        for path in sorted(source.rglob("*")):
+            if path.is_file():
+                target = folder / path.relative_to(source)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, target)
+
+    publish(DATA, render)
+    publish(MODEL, copy)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.download",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(arguments)
+    with command("download"):
+        params = parameters.load()
+        with stage_run("download", params) as reporter:
+            download(params, reporter)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Post-train by PARA-GRPO: episodes with parallel crops, rewards, group advantages, anchors.
+
+Reads params.yaml (seed, visual, budget, episode, reward, anchoring, grpo, engine), data/prepared/rl.jsonl with the
+videos it names, and models/sft. Writes the trained model to models/para_grpo and its curves to reports/para_grpo.
+What a killed run needs to go on lies in .scratch/; start it again and it ends with the same weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+import sys
+
+from paravt.checkpoints import publish
+from paravt.config import Params
+from paravt.rollout import read_samples
+from stages import params as parameters
+from stages.command import command
+from stages.tracking import StageReporter, stage_run
+
+DATA, START = Path("data/prepared/rl.jsonl"), Path("models/sft")
+MODEL, REPORT = Path("models/para_grpo"), Path("reports/para_grpo")
+
+
+def para_grpo(params: Params, reporter: StageReporter) -> None:
+    from paravt.engines import TransformersEngine
+    from paravt.grpo import GRPOSetup, train
+    from paravt.model import load_encoder, load_model
+    from paravt.training import write_model_folder
+    from stages.curves import write_curves
+
+    samples = read_samples(DATA)
+    reporter.know(samples)
+    model = load_model(START)
+    encoder = load_encoder(START, params.visual)
+    # the engine samples from the very weights that are trained
+    engine = TransformersEngine(model, encoder.end_ids, params.engine.max_batch_tokens)
+    setup = GRPOSetup.of(params)
+    result = train(model, None, engine, encoder, samples, setup, reporter, reporter.scratch.folder)
+    publish(REPORT, lambda folder: write_curves(folder, result))
+    write_model_folder(model, START, MODEL)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.para_grpo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.parse_args(arguments)
+    with command("para_grpo"):
+        params = parameters.load()
+        with stage_run("para_grpo", params) as reporter:
+            para_grpo(params, reporter)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,214 @@
+"""Experiment tracking: one run per stage, kept on disk first and sent to MLflow as it answers.
+
+    with stage_run("sft", params) as reporter:
+        train(..., reporter)
+
+The run goes to MLFLOW_TRACKING_URI, by default to `mlflow.db` at the repository root. It ends FINISHED, FAILED
+(an exception, a non-zero exit) or KILLED (TERM, Ctrl-C, and kill -9: the next start closes it). Starting the
+same work again (same command, dependencies and parameters) continues the run that did not finish.
+
+`PIPELINE_RUN_ID` in the environment makes the run a child of the pipeline's run. Without it the runs of one
+`dvc repro` share the tag `pipeline.hash`.
+
+`python -m stages.tracking` closes the runs of dead processes and sends what waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+import logging
+import os
+from pathlib import Path
+import subprocess
+import sys
+import time
+from typing import Any
+
+from pydantic import BaseModel
+
+from paravt.config import Params
+from stages.definition import Definition, definitions, dvc_hash, fingerprint, hash_all
+from stages.params import PARAMS_FILE, canonical, digest, read_yaml
+from stages.scratch import Scratch
+from stages.tracking.journal import Busy, Journal
+from stages.tracking.lifeline import Stopped, lifeline
+from stages.tracking.reporter import StageReporter
+from stages.tracking.sink import Sender, Target, settle, tracking_uri
+from stages.tracking.system import SystemMetrics
+
+__all__ = [
+    "Busy",
+    "StageReporter",
+    "Stopped",
+    "Target",
+    "pipeline_run",
+    "settle",
+    "stage_run",
+    "tracking_uri",
+]
+
+log = logging.getLogger("paravt.tracking")
+
+GRACE_S = 30.0  # for sending the rest at the end, while the server answers
+AWAY_GRACE_S = 3.0  # when it did not answer before
+PARENT = "PIPELINE_RUN_ID"  # a name of our own: MLflow's MLFLOW_RUN_ID would make a stage continue its parent
+
+
+@contextmanager
+def stage_run(
+    name: str, params: Params | Mapping[str, Any] | None = None, root: Path | None = None
+) -> Iterator[StageReporter]:
+    """A tracked run called `name`; yields the reporter to hand down.
+
+    If dvc.yaml has a stage of that name, its dependencies under data/ and models/ are logged as datasets and,
+    on success, the hashes of its outputs as tags `dvc.out.<path>`. Other names (`ask`) stand alone. Raises
+    SystemExit(128 + signal) after a TERM or Ctrl-C, and Busy if the same work is running already.
+    """
+    root = root or _root()
+    stage = definitions(root).get(name) if (root / "dvc.yaml").exists() else None
+    hashes = hash_all(stage.deps, root) if stage else {}
+    # the same for the same work, so that a second start finds the first; unique for what is no stage
+    key = fingerprint(stage, read_yaml(root / PARAMS_FILE), hashes) if stage else _unique()
+    home = root / ".scratch"
+    journal = Journal(home / "tracking" / f"{name}-{key}".replace("/", "_")).acquire()
+    try:
+        scratch = Scratch(home, key, name)
+        with lifeline(), _recorded(journal, name, params, stage, hashes, root, scratch) as reporter:
+            yield reporter
+    except Stopped as stop:
+        print(
+            f"{name}: stopped by {stop.signal.name}; run again to continue where it was saved last",
+            file=sys.stderr,
+        )
+        raise SystemExit(128 + stop.signal) from None
+    finally:
+        journal.release()
+
+
+@contextmanager
+def pipeline_run(
+    name: str, params: Params | Mapping[str, Any], root: Path, tags: Mapping[str, str] | None = None
+) -> Iterator[tuple[StageReporter, dict[str, str]]]:
+    """The parent run of a pipeline; yields its reporter and the environment that makes stages its children.
+
+    The environment is empty if tracking does not answer in time: the stages then stand alone. Stopping the
+    process is the caller's to handle.
+    """
+    key = _unique()
+    journal = Journal(root / ".scratch" / "tracking" / f"{name}-{key}").acquire()
+    try:
+        scratch = Scratch(root / ".scratch", key, name)
+        with _recorded(journal, name, params, None, {}, root, scratch) as reporter:
+            reporter.tags({"pipeline.hash": pipeline_hash(root)} | dict(tags or {}))
+            run_id = reporter.run_id(GRACE_S)
+            yield reporter, {PARENT: run_id} if run_id else {}
+    finally:
+        journal.release()
+
+
+@contextmanager
+def _recorded(
+    journal: Journal,
+    name: str,
+    params: Params | Mapping[str, Any] | None,
+    stage: Definition | None,
+    hashes: Mapping[str, str],
+    root: Path,
+    scratch: Scratch,
+) -> Iterator[StageReporter]:
+    """Yields the reporter; writes how it began and, whatever ends it, how it ended."""
+    reporter = StageReporter(journal, name, scratch)
+    values = params.model_dump(mode="json") if isinstance(params, BaseModel) else dict(params or {})
+    parent = os.environ.get(PARENT)
+    journal.append("start", name=name, tags=_tags(name, values, stage, root), parent=parent)
+    reporter.params(values)
+    for path, value in hashes.items():
+        if path.split("/")[0] in ("data", "models"):
+            reporter.dataset(path, value, "input")
+    sender = reporter.sender = Sender(journal, root)
+    system = SystemMetrics(reporter)
+    status = "FAILED"
+    try:
+        try:
+            yield reporter
+            status = "FINISHED"
+            scratch.finish()
+            if stage:
+                _outputs(reporter, stage, root)
+        except KeyboardInterrupt:  # Stopped is one
+            status = "KILLED"
+            raise
+        except SystemExit as leave:
+            status = "FINISHED" if leave.code in (None, 0) else "FAILED"
+            if status == "FAILED":
+                reporter.tags({"error": f"exit {leave.code}"})
+            raise
+        except BaseException as error:
+            reporter.tags({"error": f"{type(error).__name__}: {error}"})
+            raise
+        finally:
+            system.finish()
+            if reporter.dropped:
+                reporter.tags({f"not_finite.{metric}": n for metric, n in reporter.dropped.items()})
+            journal.append("end", status=status)
+            if not sender.finish(AWAY_GRACE_S if sender.error else GRACE_S):
+                log.warning("not all of %s has been sent; the next stage sends it, or `make settle`", name)
+            elif status == "FINISHED":
+                journal.delete()
+    except KeyboardInterrupt:
+        if status == "FINISHED":  # stopped while the rest was sent: the process does not end with 0
+            journal.append("end", status="KILLED")
+        raise
+
+
+def _root() -> Path:
+    """The project that the working folder lies in, else the working folder."""
+    here = Path.cwd()
+    return next((folder for folder in (here, *here.parents) if (folder / "dvc.yaml").is_file()), here)
+
+
+def _unique() -> str:
+    return f"{os.getpid()}-{time.time_ns()}"
+
+
+def _outputs(reporter: StageReporter, stage: Definition, root: Path) -> None:
+    """Tags with the hashes of what was made; weights also as a model by reference."""
+    made = hash_all(stage.outs, root)
+    reporter.tags({f"dvc.out.{path}": value for path, value in made.items()})
+    for path, value in made.items():
+        if path.startswith("models/"):
+            reporter.model(path.replace("/", "-"), path, value)
+
+
+def _tags(name: str, values: Mapping[str, Any], stage: Definition | None, root: Path) -> dict[str, str]:
+    tags = {"dvc.stage": name, "mlflow.source.name": stage.cmd if stage else name}
+    if stage:
+        tags["pipeline.hash"] = pipeline_hash(root)
+    tags |= {key: canonical(values[key]) for key in ("scale", "method", "seed") if key in values}
+    commit = git(root, "rev-parse", "HEAD")
+    if commit:
+        tags |= {"git.sha": commit, "mlflow.source.git.commit": commit}
+        tags["git.dirty"] = "true" if git(root, "status", "--porcelain", "--untracked-files=no") else "false"
+    return tags
+
+
+def pipeline_hash(root: Path) -> str:
+    """What all stages of one `dvc repro` have in common: dvc.yaml, params.yaml and the code."""
+    code = {
+        path.relative_to(root).as_posix(): dvc_hash(path)
+        for folder in ("paravt", "stages")
+        for path in sorted((root / folder).rglob("*.py"))
+    }
+    return digest(read_yaml(root / PARAMS_FILE), read_yaml(root / "dvc.yaml"), code)
+
+
+def git(root: Path, *words: str) -> str:
+    """The output of a git command, empty if there is no repository, no commit or no git."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=20, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

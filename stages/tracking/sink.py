@@ -1,0 +1,212 @@
+"""From the local record to MLflow: each event is sent once, in order, whenever the server answers.
+
+`drain` sends what is new and remembers how far it came. `Sender` does so in a thread while a stage works.
+`settle` closes the runs of processes that are gone (KILLED) and sends what they left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+import logging
+import os
+from pathlib import Path
+import threading
+import time
+from typing import Any
+
+from stages.tracking.events import apply
+from stages.tracking.journal import Journal, abandoned
+
+log = logging.getLogger("paravt.tracking")
+
+BATCH = 900  # MLflow takes 1000 metrics a call
+REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
+RETRY_S = (2.0, 5.0, 15.0, 30.0)
+
+
+def tracking_uri(root: Path) -> str:
+    """MLFLOW_TRACKING_URI, else a SQLite file at the repository root."""
+    return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root / 'mlflow.db'}"
+
+
+class Target:
+    """One tracking server and the experiment in it."""
+
+    def __init__(self, root: Path) -> None:
+        # the library's own patience (minutes) would hold up the end of a stage; we keep and try again ourselves
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+        os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
+        import mlflow
+
+        for chatty in ("alembic", "mlflow.store.db.utils"):
+            logging.getLogger(chatty).setLevel(logging.WARNING)
+        self.root = root
+        self.uri = tracking_uri(root)
+        _make_whole(self.uri)
+        mlflow.set_tracking_uri(self.uri)
+        self.client = mlflow.MlflowClient(self.uri)
+        self._experiment: str | None = None
+
+    @property
+    def experiment(self) -> str:
+        """The id of MLFLOW_EXPERIMENT_NAME, by default `paravt`; made if it is not there."""
+        if self._experiment is None:
+            from mlflow.exceptions import MlflowException
+
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "paravt")
+            found = self.client.get_experiment_by_name(name)
+            if found is None:
+                local = self.uri.startswith("sqlite:")
+                folder = (self.root / "mlartifacts").as_uri() if local else None
+                try:
+                    self._experiment = self.client.create_experiment(name, artifact_location=folder)
+                except MlflowException:  # another stage was faster
+                    found = self.client.get_experiment_by_name(name)
+                    if found is None:
+                        raise
+            self._experiment = self._experiment or found.experiment_id
+        return self._experiment
+
+
+def _make_whole(uri: str) -> None:
+    """Make a SQLite store aside and rename it: one that was killed while its tables were made never works again."""
+    import mlflow
+
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or path.exists() or not path.name:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f"{path.name}.new-{os.getpid()}")
+    mlflow.MlflowClient(f"sqlite:///{aside}").search_experiments(max_results=1)
+    try:
+        os.link(aside, path)  # unlike a rename, it leaves the store of a faster process in place
+    except FileExistsError:
+        pass
+    for leftover in path.parent.glob(f"{path.name}.new-*"):  # also of those that were killed meanwhile
+        leftover.unlink(missing_ok=True)
+
+
+def drain(journal: Journal, target: Target) -> None:
+    """Send every event that is not sent yet. Raises what MLflow raises; what was sent stays sent."""
+    from mlflow.exceptions import MlflowException
+
+    state = journal.sent
+    if state.get("uri") != target.uri:
+        state = {"uri": target.uri, "offset": 0}
+    for event, offset in _joined(journal, state["offset"]):
+        try:
+            apply(event, state, journal.folder, target)
+        except MlflowException as error:
+            if event["kind"] == "start" or error.error_code not in REFUSALS:
+                raise
+            # a later try would be refused as well, and must not keep back what follows
+            log.warning("tracking refused %s: %s", event["kind"], _short(error))
+        state["offset"] = offset
+        journal.mark_sent(state)
+
+
+def settle(root: Path, target: Target | None = None) -> dict[str, str]:
+    """Close the runs of dead processes as KILLED and send what waits; returns the status by record name.
+
+    Raises what MLflow raises if it does not answer.
+    """
+    closed = {}
+    for journal in abandoned(root / ".scratch" / "tracking"):
+        try:
+            status = None
+            for event, _ in journal.events():
+                status = event["status"] if event["kind"] == "end" else status
+                status = None if event["kind"] == "start" else status
+            if status is None and journal.events_file.exists():
+                journal.append("end", status="KILLED", ended=journal.last_time)
+                status = "KILLED"
+            if journal.events_file.exists():
+                target = target or Target(root)
+                drain(journal, target)
+            closed[journal.folder.name] = status or "empty"
+            if status in (None, "FINISHED"):
+                journal.delete()
+        finally:
+            journal.release()
+    return closed
+
+
+class Sender:
+    """Sends a journal's events from a thread. Never raises, never holds the stage up."""
+
+    def __init__(self, journal: Journal, root: Path) -> None:
+        self._journal = journal
+        self._root = root
+        self._news = threading.Event()
+        self._stop = threading.Event()
+        self._done = threading.Event()
+        self.error: str | None = None
+        self._thread = threading.Thread(target=self._work, daemon=True, name="tracking")
+        self._thread.start()
+
+    def wake(self) -> None:
+        self._news.set()
+
+    def finish(self, timeout_s: float) -> bool:
+        """Send the rest, within `timeout_s`; True if everything has been sent."""
+        self._stop.set()
+        self._news.set()
+        return self._done.wait(timeout_s) and self.error is None
+
+    def _work(self) -> None:
+        target: Target | None = None
+        swept = False
+        failures = 0
+        while True:
+            stopping = self._stop.is_set()
+            self._news.clear()
+            try:
+                target = target or Target(self._root)
+                drain(self._journal, target)
+                if not swept:
+                    settle(self._root, target)
+                    swept = True
+                if failures:
+                    log.warning("tracking answers again; nothing was lost")
+                failures, self.error = 0, None
+            except Exception as error:  # worker boundary: tracking must never stop the work
+                if failures == 0:
+                    log.warning(
+                        "tracking at %s does not answer (%s); metrics are kept in %s and sent later",
+                        target.uri if target else tracking_uri(self._root),
+                        _short(error),
+                        self._journal.folder,
+                    )
+                failures += 1
+                self.error = _short(error)
+            if stopping:
+                self._done.set()
+                return
+            if failures:
+                self._stop.wait(RETRY_S[min(failures, len(RETRY_S)) - 1])
+            else:
+                self._news.wait(5.0)
+                self._stop.wait(0.2)  # let a few events gather
+
+
+def _short(error: Exception) -> str:
+    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+
+
+def _joined(journal: Journal, offset: int) -> Iterator[tuple[dict[str, Any], int]]:
+    """Events from `offset`, neighbouring metric events joined into one; each with the offset that follows."""
+    held: list[dict[str, Any]] = []
+    end = offset
+    for event, following in journal.events(offset):
+        count = sum(len(item["values"]) for item in held)
+        if held and (event["kind"] != "metrics" or count + len(event["values"]) > BATCH):
+            yield {"kind": "metrics", "steps": held}, end
+            held = []
+        if event["kind"] == "metrics":
+            held.append(event)
+        else:
+            yield event, following
+        end = following
+    if held:
+        yield {"kind": "metrics", "steps": held}, end

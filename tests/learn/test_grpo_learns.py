@@ -1,0 +1,106 @@
+"""GRPO on the random tiny model after a loose SFT: what is rewarded grows, and what is not rewarded stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from paravt.config import AnchoringConfig, OptimiserConfig, RewardConfig
+from paravt.engines import TransformersEngine
+from paravt.grpo import GRPOSetup, train
+from paravt.model import load_encoder, load_model
+from paravt.reporter import LogReporter
+from paravt.rewards import Reward, score
+from paravt.rollout import Rollout, Sample
+from paravt.training import write_model_folder
+from tests.tiny import VISUAL, build_tiny
+from tests.training_world import grpo_setup, loose_traces, question, run_sft, sft_setup, write_clips
+
+SAMPLES = [question(number) for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def loose(tmp_path_factory) -> Path:
+    """A model that answers A or B, with and without its tags: folder/model, beside the clips."""
+    folder = tmp_path_factory.mktemp("loose")
+    write_clips(folder)
+    base = build_tiny(folder / "base")
+    learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
+    setup = sft_setup(steps=60, batch_size=12, save_every=60, optimiser=learning)
+    model, _ = run_sft(folder / "sft", base, loose_traces(), setup, folder)
+    write_model_folder(model, base, folder / "model")
+    return folder
+
+
+def setup(steps: int, learning_rate: float, **changes) -> GRPOSetup:
+    optimiser = OptimiserConfig(learning_rate=learning_rate)
+    sizes = {"prompts_per_step": 4, "group_size": 8, "save_every": steps}
+    return replace(grpo_setup(steps=steps, optimiser=optimiser, **sizes), **changes)
+
+
+def run(loose: Path, scratch: Path, chosen: GRPOSetup, score_fn: Callable | None = None):
+    """The trained model and a function that averages a metric over steps [first, end)."""
+    model, encoder = load_model(loose / "model"), load_encoder(loose / "model", VISUAL)
+    engine = TransformersEngine(model, encoder.end_ids)
+    train(model, None, engine, encoder, SAMPLES, chosen, LogReporter(), scratch, score_fn, video_root=loose)
+    rows = [json.loads(line) for line in (scratch / "metrics.jsonl").read_text().splitlines()]
+
+    def mean(name: str, first: int, end: int) -> float:
+        values = [row[name] for row in rows[first:end] if name in row]
+        return sum(values) / len(values)
+
+    return model, mean
+
+
+def equal_totals(rollout: Rollout, sample: Sample) -> Reward:
+    """Every episode is worth the same; its structural sites are judged as ever."""
+    return replace(score(rollout, sample, RewardConfig()), total=1.0)
+
+
+def test_reward_accuracy_and_format_grow(loose, tmp_path):
+    _, mean = run(loose, tmp_path, setup(21, 7e-4))
+    assert mean("reward/total", 14, 21) > mean("reward/total", 0, 3) + 0.3
+    assert mean("reward/accuracy", 14, 21) > mean("reward/accuracy", 0, 3) + 0.25
+    assert mean("site/think", 14, 21) > mean("site/think", 0, 3) + 0.1
+    assert mean("ratio_before", 0, 1) == pytest.approx(1, abs=0.01)
+    assert mean("staleness", 0, 21) == 0
+
+
+def test_anchors_alone_teach_the_format(loose, tmp_path):
+    chosen = setup(12, 1e-3, anchoring=AnchoringConfig(scope="site", weight=1.0))
+    _, mean = run(loose, tmp_path, chosen, equal_totals)
+    assert mean("groups_without_spread", 0, 12) == 1
+    assert mean("update_skipped", 0, 12) == 0
+    assert mean("site/think", 4, 12) > mean("site/think", 0, 2) + 0.05
+
+
+def test_no_spread_and_no_anchors_move_no_weight(loose, tmp_path):
+    before = load_model(loose / "model").state_dict()
+    chosen = setup(3, 1e-3, anchoring=AnchoringConfig(scope="off"))
+    model, mean = run(loose, tmp_path, chosen, equal_totals)
+    assert mean("update_skipped", 0, 3) == 1
+    assert mean("loss/policy", 0, 3) == 0
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_every_other_choice_of_the_objective_trains_too(loose, tmp_path):
+    chosen = setup(14, 7e-4)
+    grpo = chosen.grpo.model_copy(
+        update={
+            "kl": "reward",
+            "normaliser": "sequence",
+            "importance": "geometric",
+            "importance_action": "clamp",
+            "spread": "leave_one_out",
+            "entropy_weight": 1e-3,
+            "train_subagents": True,
+            "mask_truncated": True,
+        }
+    )
+    _, mean = run(loose, tmp_path, replace(chosen, grpo=grpo))
+    assert mean("reward/total", 8, 14) > mean("reward/total", 0, 3) + 0.2

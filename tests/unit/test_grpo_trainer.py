@@ -1,0 +1,168 @@
+"""The GRPO loop around a scripted engine: versions, budgets, epochs, failures, refusals."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+
+from paravt.config import AnchoringConfig, EpisodeConfig
+from paravt.grpo import GRPOSetup, train
+from paravt.grpo.batch import Group
+from paravt.grpo.budget import frame_budget
+from paravt.grpo.trainer import check_budget
+from paravt.hashing import items_of_step
+from paravt.model import load_model
+from paravt.rewards import Reward
+from paravt.rollout import Sample
+from tests.fakes import Prompt, ScriptedEngine
+from tests.tiny import tiny_encoder, tiny_folder
+from tests.training_world import EPISODE, grpo_setup, question, write_clips
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("clips")
+    write_clips(folder)
+    return folder
+
+
+class Listener:
+    """A reporter that keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.values: list[dict] = []
+        self.shown: list[list] = []
+        self.told: list[tuple[int, int]] = []
+
+    def metrics(self, values, step) -> None:
+        self.values.append(dict(values) | {"step": step})
+
+    def rollouts(self, rollouts, step) -> None:
+        self.shown.append(list(rollouts))
+
+    def progress(self, done, total, note="") -> None:
+        self.told.append((done, total))
+
+
+class WatchedEngine(ScriptedEngine):
+    """Keeps what weights it was given."""
+
+    def __init__(self, reply) -> None:
+        super().__init__(tiny_encoder(), reply)
+        self.loaded: list[tuple[str, int]] = []
+
+    def load_weights(self, folder: str, version: int) -> None:
+        assert load_model(folder).config.text_config.hidden_size == 32  # a whole folder
+        self.loaded.append((folder, version))
+        super().load_weights(folder, version)
+
+
+def reply(prompt: Prompt) -> str:
+    """Every other sample answers wrongly."""
+    return f"look\n</think>\n<answer>{'AB'[prompt.sample % 2]}</answer>"
+
+
+def run(clips, scratch, chosen: GRPOSetup, samples=None, engine=None, score_fn=None):
+    listener = Listener()
+    engine = engine or WatchedEngine(reply)
+    samples = samples or [question(number) for number in range(3)]
+    result = train(
+        load_model(tiny_folder()),
+        None,
+        engine,
+        tiny_encoder(),
+        samples,
+        chosen,
+        listener,
+        scratch,
+        score_fn,
+        video_root=clips,
+    )
+    rows = [json.loads(line) for line in result.metrics_path.read_text().splitlines()]
+    return rows, listener, engine, result
+
+
+def test_an_engine_of_its_own_gets_each_version_and_is_never_stale(clips, tmp_path):
+    rows, _, engine, _ = run(clips, tmp_path, grpo_setup(steps=3))
+    assert [version for _, version in engine.loaded] == [0, 1, 2, 3]
+    assert [row["staleness"] for row in rows] == [0, 0, 0]
+
+
+def test_budgets_reach_the_decoder_and_epochs_meet_inside_a_step(clips, tmp_path):
+    samples = [question(number) for number in range(3)]
+    rows, listener, engine, _ = run(clips, tmp_path, grpo_setup(steps=4), samples)
+    ids = [sample.id for sample in samples]
+    for step, row in enumerate(rows):
+        items = items_of_step(1, step, 2, ids)
+        budgets = [frame_budget(1, item.epoch, ids[item.index], [2, 4]) for item in items]
+        assert row["budget"] == row["frames_per_episode"] == sum(budgets) / 2
+    assert [item.epoch for item in items_of_step(1, 1, 2, ids)] == [0, 1]
+    for call in engine.calls:
+        assert all(len(request.visuals) in (2, 4) for request in call)
+    assert {rollout.frames_seen for rollout in listener.shown[0]} <= {2, 4}
+
+
+def test_times_go_to_the_reporter_and_not_to_the_file(clips, tmp_path):
+    rows, listener, _, _ = run(clips, tmp_path, grpo_setup(steps=2))
+    assert not [key for row in rows for key in row if key.startswith("time/")]
+    assert {"time/rollout_s", "time/train_share", "time/tokens_per_s"} <= listener.values[0].keys()
+    assert [values["step"] for values in listener.values] == [1, 2]
+    assert listener.told == [(1, 2), (2, 2)]
+    assert len(listener.shown) == 1 and len(listener.shown[0]) == 4
+
+
+def test_a_trainer_and_an_engine_that_disagree_are_pointed_at(clips, tmp_path, caplog):
+    with caplog.at_level(logging.WARNING, "paravt"):
+        run(clips, tmp_path, grpo_setup(steps=1))  # the script's log-probs are made up
+    assert "mean ratio between trainer and engine" in caplog.text
+
+
+def test_a_group_whose_video_is_missing_is_counted_and_the_run_goes_on(clips, tmp_path, caplog):
+    lost = Sample("lost", "missing.mp4", "Which shape?", "A", "mcq", ("circle", "square"))
+    with caplog.at_level(logging.WARNING, "paravt"):
+        rows, _, _, result = run(clips, tmp_path, grpo_setup(steps=2), [lost, question(1)])
+    assert [row["groups_failed"] for row in rows] == [1, 1]
+    assert [row["left_out/failed"] for row in rows] == [4, 4]
+    assert result.counts == {"failed": 8}
+    assert "sample lost: no reward: failed" in caplog.text
+    assert all(row["update_skipped"] == 0 for row in rows)
+
+
+def test_a_run_in_which_nothing_works_ends_with_the_reason(clips, tmp_path):
+    lost = [Sample(f"lost{i}", "missing.mp4", "?", "A", "mcq", ("a", "b")) for i in range(2)]
+    with pytest.raises(RuntimeError, match="every episode of 3 steps in a row failed.*step 3: sample lost"):
+        run(clips, tmp_path, grpo_setup(steps=9), lost)
+
+
+def test_totals_that_are_missing_train_nothing_and_are_counted(clips, tmp_path):
+    def unknown(rollout, sample):
+        return Reward(None, None, None, (), None, ("accuracy: the judge's verdict is missing",))
+
+    rows, _, _, result = run(clips, tmp_path, grpo_setup(steps=2), score_fn=unknown)
+    assert result.counts == {"no_reward": 16}
+    assert [row["update_skipped"] for row in rows] == [1, 1]
+    assert all("reward/total" not in row for row in rows)
+
+
+def test_greedy_groups_repeated_ids_and_a_moving_reference_are_refused(clips, tmp_path):
+    with pytest.raises(ValueError, match="temperature is 0"):
+        chosen = grpo_setup()
+        greedy = EpisodeConfig(**EPISODE.model_dump() | {"temperature": 0.0})
+        GRPOSetup(1, chosen.visual, chosen.budget, greedy, chosen.reward, AnchoringConfig(), chosen.grpo)
+    with pytest.raises(ValueError, match="same id"):
+        run(clips, tmp_path, grpo_setup(), [question(1), question(1)])
+    model = load_model(tiny_folder())
+    with pytest.raises(ValueError, match="frozen start"):
+        train(model, model, None, tiny_encoder(), [question(1)], grpo_setup(), Listener(), tmp_path)
+
+
+def test_frames_that_do_not_fit_the_budget_end_the_run(clips, tmp_path):
+    _, listener, _, _ = run(clips, tmp_path, grpo_setup(steps=1))
+    rollouts = listener.shown[0]
+    group = Group(question(0), 0, rollouts[0].frame_budget, rollouts, [])
+    check_budget(group)
+    rollouts[0].frames_seen += 1
+    with pytest.raises(RuntimeError, match="the budget is"):
+        check_budget(group)

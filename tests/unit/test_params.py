@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+import subprocess
+
+from hypothesis import given
+from hypothesis import strategies as st
+import pytest
+
+from stages.params import HEADER, ROOT, ParamsError, canonical, check, compose, digest, dump, flatten, load, main
+
+METHODS = (
+    "para_grpo",
+    "vanilla_grpo",
+    "anchoring_only",
+    "gating_only",
+    "published_vanilla",
+    "published_para",
+)
+
+
+def committed_params() -> str:
+    """params.yaml as it is committed, unless conf/ has been changed since: then as it lies there."""
+
+    def git(*words: str) -> subprocess.CompletedProcess:
+        return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=20)
+
+    committed = git("show", "HEAD:params.yaml")
+    if committed.returncode == 0 and git("diff", "--quiet", "HEAD", "--", "conf").returncode == 0:
+        return committed.stdout
+    return (ROOT / "params.yaml").read_text(encoding="utf-8")
+
+
+def test_params_yaml_is_the_tiny_composition_with_its_header():
+    assert committed_params() == dump(compose())
+    assert "discards hand edits" in HEADER
+
+
+@pytest.mark.parametrize("scale", ["tiny", "smoke"])
+@pytest.mark.parametrize("method", METHODS)
+def test_each_composition_can_be_run(scale, method):
+    params = check(compose([f"scale={scale}", f"method={method}"]))
+    assert (params.scale, params.method) == (scale, method)
+
+
+def test_arms_differ_by_their_part_alone():
+    arms = {name: dict(flatten(compose([f"method={name}"]))) for name in METHODS[:4]}
+    parts = {"method", "budget.gating", "anchoring.scope", "anchoring.weight"}
+    for arm in arms.values():
+        assert {key for key in arm if arm[key] != arms["para_grpo"][key]} <= parts
+    seen = {name: (arm["budget.gating"], arm["anchoring.scope"]) for name, arm in arms.items()}
+    assert seen == {
+        "para_grpo": (True, "site"),
+        "vanilla_grpo": (False, "off"),
+        "anchoring_only": (False, "site"),
+        "gating_only": (True, "off"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["+grpo.stepz=3"], "params.yaml: grpo.stepz is not a parameter (did you mean steps?); write one of"),
+        (["grpo.steps=ten"], 'params.yaml: grpo.steps is "ten"; write a whole number'),
+        (["grpo.steps=0"], "params.yaml: grpo.steps is 0; write a number above 0"),
+        (["grpo.steps=2.5"], "params.yaml: grpo.steps is 2.5; write a whole number"),
+        (["grpo.kl_weight=-1"], "params.yaml: grpo.kl_weight is -1; write a number of at least 0"),
+        (
+            ["anchoring.scope=sit"],
+            'params.yaml: anchoring.scope is "sit" (did you mean site?); write one of site, structural, sequence, off',
+        ),
+        (["anchoring.scope=false"], "params.yaml: anchoring.scope is false; write 'off' in quotes"),
+        (["budget.choices=[4,4]"], "params.yaml: budget.choices must be distinct positive frame counts"),
+        (["visual.min_pixels=2000"], "params.yaml: visual.min_pixels 2000 is above visual.max_pixels; write 1024"),
+        (["data.needles.part_s=[1.0]"], "params.yaml: data.needles.part_s is [1.0]; write a list of two values"),
+        (["data.needles.part_s=[9.0,6.0]"], "params.yaml: data.needles.part_s is [9.0, 6.0]; write [shortest"),
+        (["evaluate.questions_per_budget=300"], "write 256 or less"),
+        (["grpo=null"], "params.yaml: grpo is null; write a group of keys"),
+        (["~sft.steps"], "params.yaml: sft.steps is missing; add it"),
+        (["+foo=1"], "params.yaml: foo is not a parameter; write one of anchoring, base_model"),
+    ],
+)
+def test_wrong_values_are_refused_in_one_sentence(overrides, sentence):
+    with pytest.raises(ParamsError) as refusal:
+        check(compose(overrides))
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["scale=tinny"], "Could not find 'scale/tinny'"),
+        (["method=pera_grpo"], "anchoring_only gating_only para_grpo"),
+        (["grpo.stepz=3"], "grpo.stepz"),
+    ],
+)
+def test_unknown_groups_are_refused_in_one_sentence(overrides, words):
+    with pytest.raises(ParamsError) as refusal:
+        compose(overrides)
+    assert words in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_several_faults_give_the_first_and_a_count():
+    with pytest.raises(ParamsError, match=r"grpo\.steps is 0; .* \(1 more after this one\)"):
+        check(compose(["grpo.steps=0", "seed=1.5"]) | {"seed": 1} | {"foo": 1})
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "is missing; run from the repository root"),
+        ("", "holds no groups"),
+        ("seed: [1\n", "line 2"),
+        ("seed: 1\nseed: 2\n", "found duplicate key"),
+    ],
+)
+def test_a_params_file_that_is_no_params_file(tmp_path: Path, content, sentence):
+    path = tmp_path / "params.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ParamsError) as refusal:
+        load(path)
+    assert sentence in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_numbers_are_read_as_dvc_reads_them(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    path.write_text(dump(compose()).replace("learning_rate: 0.0001", "learning_rate: 1e-6"))
+    assert load(path).grpo.optimiser.learning_rate == 1e-6
+
+
+def test_write_composes_and_check_reads(tmp_path: Path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["--write", "scale=smoke", "grpo.steps=3"]) == 0
+    assert "scale smoke" in capsys.readouterr().out
+    assert load("params.yaml").grpo.steps == 3
+    before = Path("params.yaml").read_bytes()
+    assert main(["--write", "grpo.steps=0"]) == 2
+    assert "grpo.steps is 0" in capsys.readouterr().err
+    assert Path("params.yaml").read_bytes() == before
+
+
+def test_one_spelling_per_value():
+    assert canonical(1e-6) == canonical(0.000001) == "1e-06"
+    assert [canonical(value) for value in (True, None, 3, "a b", [4, 8])] == ["true", "null", "3", "a b", "[4, 8]"]
+
+
+@given(
+    st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers() | st.lists(st.integers(), max_size=2))
+)
+def test_digest_depends_on_values_and_not_on_order(values):
+    assert digest(values) == digest(dict(reversed(values.items())))
+    assert digest(values) != digest(values | {"abcd": 1})

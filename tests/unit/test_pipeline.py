@@ -1,0 +1,96 @@
+"""dvc.yaml tells the truth: each stage names the code it runs, and params.yaml states every value."""
+
+from __future__ import annotations
+
+import re
+
+import grimp
+import pytest
+
+from stages.definition import definitions
+from stages.environment import SETTINGS
+from stages.params import ROOT, check, compose, read_yaml
+
+STAGES = ("download", "validate", "sft", "para_grpo", "evaluate@sft", "report")
+
+# Code that every stage runs and that shapes no output: how it is started, recorded, named and saved.
+FRAME = {
+    "paravt.checkpoints",
+    "paravt.config",  # the values are in params.yaml, each of them (tested below)
+    "paravt.errors",
+    "paravt.reporter",
+    "stages.command",
+    "stages.definition",
+    "stages.environment",
+    "stages.outputs",
+    "stages.params",
+    "stages.scratch",
+}
+
+# Imported for their names or for a check; a change of them does not change what the stage writes.
+BY_THE_WAY = {
+    "download": {"paravt.chat", "paravt.conversation", "paravt.model"},
+    "validate": {"paravt.conversation"},
+    "report": {"paravt.conversation", "paravt.rollout"},
+}
+
+
+@pytest.fixture(scope="module")
+def imports() -> grimp.ImportGraph:
+    return grimp.build_graph("paravt", "stages", cache_dir=None)
+
+
+def file_of(module: str) -> str:
+    path = ROOT / module.replace(".", "/")
+    return (path.relative_to(ROOT) / "__init__.py" if path.is_dir() else path.relative_to(ROOT)).as_posix() + (
+        "" if path.is_dir() else ".py"
+    )
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_a_stage_depends_on_the_code_it_runs(imports, name):
+    stage = definitions(ROOT)[name]
+    module = f"stages.{name.partition('@')[0]}"
+    assert stage.cmd.startswith(f"python -m {module}")
+    needed = {module, *imports.find_upstream_modules(module)}
+    needed -= FRAME | BY_THE_WAY.get(name, set())
+    needed = {item for item in needed if not item.startswith("stages.tracking")}
+    missing = {
+        file_of(item)
+        for item in needed
+        if not any(file_of(item) == dep or file_of(item).startswith(f"{dep}/") for dep in stage.deps)
+    }
+    assert not missing
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_what_a_stage_names_is_there(name):
+    stage = definitions(ROOT)[name]
+    made = {out for other in definitions(ROOT).values() for out in other.outs}
+    assert {dep for dep in stage.deps if dep not in made and not (ROOT / dep).exists()} == set()
+    assert not any(dep.startswith(f"{out}/") for dep in stage.deps for out in made)  # DVC would miss a change
+
+
+@pytest.mark.parametrize("name", ["download", "validate", "evaluate@sft", "report"])
+def test_a_stage_depends_on_the_params_it_reads(name):
+    source = (ROOT / "stages" / f"{name.partition('@')[0]}.py").read_text(encoding="utf-8")
+    read = set(re.findall(r"\bparams\.([a-z_]+)", source)) - {"yaml", "load"}
+    assert read <= {group.partition(".")[0] for group in definitions(ROOT)[name].params}
+
+
+def test_params_yaml_states_every_value():
+    data = compose()
+    assert check(data).model_dump(mode="json") == data
+
+
+def test_the_makefile_exports_the_settings():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    exported = dict(re.findall(r"^export ([A-Z_]+) \?= (\S+)$", makefile, re.MULTILINE))
+    assert {name: exported.get(name) for name in SETTINGS} == SETTINGS
+
+
+def test_dvc_composes_params_from_conf_without_telemetry():
+    config = (ROOT / ".dvc" / "config").read_text(encoding="utf-8")
+    for line in ("analytics = false", "check_update = false", "enabled = true", "config_dir = conf"):
+        assert line in config
+    assert read_yaml(ROOT / "dvc.yaml")["metrics"]
