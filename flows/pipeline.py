@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+import signal
 import sys
 
 from stages import environment
@@ -20,6 +21,7 @@ environment.apply(Path.cwd())  # Prefect reads its settings when it is imported
 
 from prefect import flow, get_run_logger, task  # noqa: E402
 from prefect.cache_policies import NO_CACHE  # noqa: E402
+from prefect.exceptions import TerminationSignal  # noqa: E402
 from prefect.futures import PrefectFuture  # noqa: E402
 from prefect.runtime import flow_run  # noqa: E402
 from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
@@ -79,12 +81,19 @@ def pipeline(root: str, targets: list[str] | None = None) -> list[Outcome]:
     with pipeline_run("pipeline", values, folder, tags) as (reporter, inherited):
         reporter.text(f"{plan}\n", "plan.txt")
         futures: dict[str, PrefectFuture] = {}
-        for step in plan.steps:
-            above = [futures[name] for name in step.node.upstream if name in futures]
-            futures[step.node.name] = stage.submit(step.node.name, root, inherited, wait_for=above)
+        try:
+            for step in plan.steps:
+                above = [futures[name] for name in step.node.upstream if name in futures]
+                futures[step.node.name] = stage.submit(step.node.name, root, inherited, wait_for=above)
+            for future in futures.values():
+                future.wait()
+        except BaseException as end:
+            stop_all()  # the tasks' threads wait for their commands, and Prefect for the threads
+            if isinstance(end, TerminationSignal):  # Prefect's own word for a TERM
+                raise Stopped(signal.SIGTERM) from end
+            raise
         outcomes, failures, waiting = [], [], []
         for name, future in futures.items():
-            future.wait()
             if future.state.is_completed():
                 outcomes.append(future.result())
             elif future.state.is_pending():  # NotReady: something above it failed

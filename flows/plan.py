@@ -164,7 +164,9 @@ def inconsistencies(lock: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _changed(node: Node, reasons: Sequence[Any], entry: Mapping[str, Any] | None, made: Mapping[str, str]) -> str:
+def _changed(
+    node: Node, reasons: Sequence[Any], entry: Mapping[str, Any] | None, made: Mapping[str, str]
+) -> str:
     """Why a stage has changed by itself; empty if it has not."""
     if entry is None:
         return "it has never run"

@@ -18,7 +18,8 @@ import time
 
 from flows.plan import Plan, make_plan, read_lock
 from flows.run_stage import run_dvc, stop_all
-from stages import environment, params as parameters
+from stages import environment
+from stages import params as parameters
 from stages.command import command, fail
 from stages.tracking import StageReporter, Stopped, Target, pipeline_run, settle
 from stages.tracking.events import allowed

@@ -33,7 +33,9 @@ class StageFailed(RuntimeError):
     def __init__(self, name: str, code: int, output: str) -> None:
         self.name, self.code, self.output = name, code, output
         last = [line for line in output.splitlines() if line.strip()]
-        words = next((line for line in reversed(last) if line.startswith(f"{name}:")), last[-1] if last else "")
+        words = next(
+            (line for line in reversed(last) if line.startswith(f"{name}:")), last[-1] if last else ""
+        )
         super().__init__(f"stage {name} failed (exit {code}): {words.removeprefix(f'{name}: ')}")
 
     @property

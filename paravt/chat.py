@@ -40,7 +40,9 @@ def encode_frames(frames: Frames, video: str, config: VisualConfig) -> list[Visu
     visuals = []
     for image, time_s in zip(frames.images, frames.times_s, strict=True):
         if (new_height, new_width) != (height, width):
-            image = np.asarray(Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC))
+            image = np.asarray(
+                Image.fromarray(image).resize((new_width, new_height), Image.Resampling.BICUBIC)
+            )
         grid = (1, new_height // PATCH, new_width // PATCH)
         visuals.append(Visual(video, float(time_s), grid, image))
     return visuals
@@ -65,14 +67,12 @@ class ChatEncoder:
     def start(
         self, system: str | None, frames: Frames | None, video: str, text: str, prefix: str = ""
     ) -> Conversation:
-        """A new conversation: system block, one user turn (frames, then text), assistant header and prefix."""
+        """A new conversation: system block, user turn (frames, then text), assistant header and prefix."""
         head = f"<|im_start|>system\n{system}{END}\n" if system else ""
         visuals = encode_frames(frames, video, self.visual) if frames is not None else []
         body = self._render_frames(visuals) + self._plain(text)
         conversation = Conversation(self.image_pad_id)
-        conversation.append_prompt(
-            self._encode(f"{head}{USER}{body}{END}\n{ASSISTANT}{prefix}"), visuals
-        )
+        conversation.append_prompt(self._encode(f"{head}{USER}{body}{END}\n{ASSISTANT}{prefix}"), visuals)
         return conversation
 
     def add_tool_results(
@@ -123,7 +123,7 @@ class ChatEncoder:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def _close(self, conversation: Conversation) -> str:
-        """What closes the assistant turn: a turn cut at the token limit gets the end token it did not write."""
+        """What closes the assistant turn: one cut at the token limit gets the end token it did not write."""
         ended = bool(conversation.ids) and conversation.ids[-1] == self.end_id
         return "\n" if ended else f"{END}\n"
 

@@ -65,7 +65,8 @@ class Conversation:
         needed = sum(visual.token_count for visual in visuals)
         if pads != needed:
             raise ConversationError(
-                f"{pads} image pads in the tokens, but {len(visuals)} visuals that need {needed}; nothing was appended"
+                f"{pads} image pads in the tokens, but {len(visuals)} visuals that need {needed}; "
+                "nothing was appended"
             )
         self.ids.extend(ids)
         self.loss_mask.extend([0] * len(ids))

@@ -72,7 +72,9 @@ def save_model(model: Qwen3VLForConditionalGeneration, source: str | Path, targe
             shutil.copyfile(Path(source) / name, target / name)
 
 
-def rope_positions(ids: Sequence[int], visuals: Sequence[Visual], image_pad_id: int) -> tuple[np.ndarray, int]:
+def rope_positions(
+    ids: Sequence[int], visuals: Sequence[Visual], image_pad_id: int
+) -> tuple[np.ndarray, int]:
     """M-RoPE positions int64 [3, len(ids)] and the next free position.
 
     Text advances all three axes by one. A frame is a block at (p, p + row, p + column) over its merged grid;
@@ -136,7 +138,9 @@ def visual_features(model: Qwen3VLForConditionalGeneration, visuals: Sequence[Vi
 
 def _pixels(visual: Visual) -> np.ndarray:
     if visual.image is None:
-        raise ValueError(f"frame {visual.time_s:.3f} s of {visual.video} has no pixels; decode it again first")
+        raise ValueError(
+            f"frame {visual.time_s:.3f} s of {visual.video} has no pixels; decode it again first"
+        )
     return visual.image
 
 

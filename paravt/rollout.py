@@ -44,7 +44,8 @@ class Sample:
             allowed = LETTERS[: len(self.options)]
             if not (isinstance(self.answer, str) and len(self.answer) == 1 and self.answer in allowed):
                 raise SampleError(
-                    f"sample {self.id}: answer {self.answer!r} is not a letter of its {len(self.options)} options"
+                    f"sample {self.id}: answer {self.answer!r} is not a letter of its "
+                    f"{len(self.options)} options"
                 )
         elif self.question_type == "tvg":
             if isinstance(self.answer, str) or len(self.answer) != 2 or not self.answer[0] <= self.answer[1]:

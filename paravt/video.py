@@ -231,7 +231,7 @@ class _Workers:
             if worker is None:
                 worker = _Worker()
                 self._started.append(worker)
-            good, value = worker.ask((path, request, arguments), timeout_s)
+            good, value = worker.ask((os.path.abspath(path), request, arguments), timeout_s)
         except (TimeoutError, EOFError, OSError) as error:
             self._started.remove(worker)
             worker.end()

@@ -31,7 +31,11 @@ def write_curves(folder: Path, result: TrainResult) -> dict[str, Any]:
         table = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         table.writeheader()
         table.writerows(steps)
-    metrics = {"steps": result.steps, "left_out": dict(sorted(result.counts.items())), "last_tenth": _means(steps)}
+    metrics = {
+        "steps": result.steps,
+        "left_out": dict(sorted(result.counts.items())),
+        "last_tenth": _means(steps),
+    }
     write_json(folder / "metrics.json", metrics)
     return metrics
 

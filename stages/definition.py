@@ -76,7 +76,9 @@ def dvc_hash(path: Path) -> str | None:
         {"md5": _md5(file), "relpath": file.relative_to(path).as_posix()} for file in sorted(_files(path))
     ]
     entries.sort(key=lambda entry: entry["relpath"])
-    return hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+    return (
+        hashlib.md5(json.dumps(entries, sort_keys=True).encode(), usedforsecurity=False).hexdigest() + ".dir"
+    )
 
 
 def hash_all(paths: tuple[str, ...], root: Path = ROOT) -> dict[str, str]:

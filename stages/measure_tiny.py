@@ -31,7 +31,9 @@ from paravt.rollout import ToolCall
 from stages.pretrain_tiny import BUDGETS, MODE, NEEDLES, VISUAL, Clip, ask, make_pool
 
 
-def generate(engine: TransformersEngine, conversations: list[Conversation], encoder: ChatEncoder) -> list[str]:
+def generate(
+    engine: TransformersEngine, conversations: list[Conversation], encoder: ChatEncoder
+) -> list[str]:
     sampling = Sampling(temperature=0.0, max_new_tokens=240)
     requests = [Request(tuple(c.ids), tuple(c.visuals), sampling) for c in conversations]
     return [encoder.decode(generations[0].ids) for generations in engine.generate(requests)]
@@ -41,7 +43,9 @@ def share(hits: list[bool]) -> float:
     return round(sum(hits) / len(hits), 4)
 
 
-def reports(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], count: int) -> dict[str, float]:
+def reports(
+    engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], count: int
+) -> dict[str, float]:
     rng = stable_rng("measure", "report")
     conversations, wanted = [], []
     for _ in range(count):
@@ -57,7 +61,9 @@ def reports(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], 
     return {"report": share([a == b for a, b in zip(written, wanted, strict=True)])}
 
 
-def dispatches(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], count: int) -> dict[str, float]:
+def dispatches(
+    engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], count: int
+) -> dict[str, float]:
     rng = stable_rng("measure", "dispatch")
     conversations, clips, samples, wanted = [], [], [], []
     for _ in range(count):
@@ -65,11 +71,15 @@ def dispatches(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip
         sample = ask(clip, rng)
         overview = clip.at(overview_times_s(clip.scene.duration_s, NEEDLES.fps, int(rng.choice(BUDGETS))))
         conversations.append(
-            encoder.start(system_prompt(MODE), overview, "video.mp4", question_text(sample, MODE), THINK_PREFIX)
+            encoder.start(
+                system_prompt(MODE), overview, "video.mp4", question_text(sample, MODE), THINK_PREFIX
+            )
         )
         clips.append(clip)
         samples.append(sample)
-        wanted.append(main_trace(clip.scene, sample, overview.times_s, True).turns[0].partition("</think>")[0])
+        wanted.append(
+            main_trace(clip.scene, sample, overview.times_s, True).turns[0].partition("</think>")[0]
+        )
     turns = [parse_turn(THINK_PREFIX + text) for text in generate(engine, conversations, encoder)]
     covered = []
     for turn, clip, sample in zip(turns, clips, samples, strict=True):
@@ -80,7 +90,8 @@ def dispatches(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip
             part = clip.scene.part_of(colour)
             covered.append(
                 any(
-                    float(w["start_time"]) <= part.start_s + 0.11 and float(w["end_time"]) >= part.end_s - 0.11
+                    float(w["start_time"]) <= part.start_s + 0.11
+                    and float(w["end_time"]) >= part.end_s - 0.11
                     for w in windows
                     if {"start_time", "end_time"} <= w.keys()
                 )
@@ -93,7 +104,9 @@ def dispatches(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip
     }
 
 
-def answers(engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], count: int) -> dict[str, float]:
+def answers(
+    engine: TransformersEngine, encoder: ChatEncoder, pool: list[Clip], count: int
+) -> dict[str, float]:
     rng = stable_rng("measure", "answer")
     conversations, wanted = [], []
     for _ in range(count):
@@ -133,7 +146,9 @@ def measure(folder: str, count: int, work: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", default="models/tiny-base")
     parser.add_argument("--count", type=int, default=200, help="questions per ability")
     parser.add_argument("--work", default=".scratch/pretrain", help="where the held-out clips are kept")

@@ -77,7 +77,8 @@ def check(data: Any, source: str = PARAMS_FILE) -> Params:
 
 def compose(overrides: Sequence[str] = (), conf: Path = ROOT / "conf") -> dict[str, Any]:
     """The values that Hydra composes from conf/ with `overrides` (`scale=smoke`, `grpo.steps=5`)."""
-    from hydra import compose as hydra_compose, initialize_config_dir
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -172,7 +173,9 @@ def _sentence(error: ErrorDetails) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind == "extra_forbidden":
         known = _fields_beside(location)
-        return f"{name} is not a parameter{_closest(str(location[-1]), known)}; write one of {', '.join(known)}"
+        return (
+            f"{name} is not a parameter{_closest(str(location[-1]), known)}; write one of {', '.join(known)}"
+        )
     if kind == "missing" and isinstance(location[-1], int):
         return f"{name.rpartition('.')[0]} is {given}; write a list of two values"
     if kind == "missing":
@@ -181,7 +184,9 @@ def _sentence(error: ErrorDetails) -> str:
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         if error["input"] is False and "off" in choices.split(", "):
             return f"{name} is false; write 'off' in quotes (a bare off reads as false)"
-        return f"{name} is {given}{_closest(str(error['input']), choices.split(', '))}; write one of {choices}"
+        return (
+            f"{name} is {given}{_closest(str(error['input']), choices.split(', '))}; write one of {choices}"
+        )
     if kind == "value_error":
         return str(context["error"])
     limits = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
@@ -211,7 +216,9 @@ def _model_at(location: Sequence[str | int]) -> type[BaseModel] | None:
     for part in location:
         field = model.model_fields.get(str(part)) if model else None
         candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        model = next((item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None)
+        model = next(
+            (item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None
+        )
     return model
 
 
@@ -238,7 +245,9 @@ def _closest(word: str, known: Sequence[str]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.params", description=__doc__.split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help="compose params.yaml from conf/ and write it")
-    parser.add_argument("overrides", nargs="*", help="with --write: scale=smoke, method=vanilla_grpo, grpo.steps=5")
+    parser.add_argument(
+        "overrides", nargs="*", help="with --write: scale=smoke, method=vanilla_grpo, grpo.steps=5"
+    )
     options = parser.parse_args(arguments)
     try:
         if options.overrides and not options.write:

@@ -119,7 +119,7 @@ def report_conversation(encoder: ChatEncoder, clip: Clip, rng: np.random.Generat
 
 
 def drill_conversation(encoder: ChatEncoder, clip: Clip, loose: Looseness, rng) -> Conversation:
-    """Text alone: reports and a question, then the closing turn. Cheap practice of lookup and of the options."""
+    """Text alone: reports, a question, the closing turn. Cheap practice of lookup and of the options."""
     kind = KINDS[rng.choice(len(KINDS), p=(0.4, 0.3, 0.15, 0.15))]
     sample = make_question(clip.scene, "video.mp4", kind, 0, rng)
     overview_s = overview_times_s(clip.scene.duration_s, NEEDLES.fps, int(rng.choice(BUDGETS)))
@@ -147,9 +147,7 @@ def conversation_stream(encoder: ChatEncoder, pool: list[Clip], args, step: int)
         else:
             use_tool = rng.random() < args.tool_share
             budget = int(rng.choice(BUDGETS))
-            made.append(
-                main_conversation(encoder, clip, ask(clip, rng), budget, use_tool, Looseness(), rng)
-            )
+            made.append(main_conversation(encoder, clip, ask(clip, rng), budget, use_tool, Looseness(), rng))
     return made
 
 
@@ -179,8 +177,10 @@ def corpus(pool: list[Clip], seed: int) -> list[str]:
         clip = pool[rng.integers(len(pool))]
         sample = ask(clip, rng)
         overview_s = overview_times_s(clip.scene.duration_s, NEEDLES.fps, int(rng.choice(BUDGETS)))
-        crops = [clip.crop(look.start_s, look.end_s).times_s for look in
-                 main_trace(clip.scene, sample, overview_s, True).looks]
+        crops = [
+            clip.crop(look.start_s, look.end_s).times_s
+            for look in main_trace(clip.scene, sample, overview_s, True).looks
+        ]
         trace = main_trace(clip.scene, sample, overview_s, True, crops)
         texts += [system_prompt(MODE), question_text(sample, MODE), subagent_instruction((1.0, 2.0))]
         texts += [loosen(turn, Looseness(), rng) for turn in trace.turns]
@@ -200,7 +200,9 @@ def train(args) -> None:
     encoder = ChatEncoder(tokenizer, VISUAL)
     torch.manual_seed(args.seed)
     model = new_model(tokenizer) if not args.start else load_model(args.start)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    optimiser = torch.optim.AdamW(
+        model.parameters(), lr=args.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+    )
     step = 0
     if state_path.exists():
         state = torch.load(state_path)
@@ -241,7 +243,9 @@ def train(args) -> None:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="models/tiny-base", help="folder of the finished model")
     parser.add_argument("--work", default=".scratch/pretrain", help="videos, tokenizer and checkpoint")
     parser.add_argument("--start", default=None, help="model folder to start from instead of fresh weights")
@@ -250,8 +254,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=20, help="conversations per step")
     parser.add_argument("--tokens", type=int, default=8192, help="padded tokens per forward pass")
     parser.add_argument("--clips", type=int, default=1500)
-    parser.add_argument("--report-share", type=float, default=0.3)
-    parser.add_argument("--drill-share", type=float, default=0.3)
+    parser.add_argument("--report-share", type=float, default=0.25)
+    parser.add_argument("--drill-share", type=float, default=0.45)
     parser.add_argument("--tool-share", type=float, default=0.7)
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--warmup", type=int, default=100)

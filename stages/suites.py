@@ -150,7 +150,8 @@ def run_suite(
 
 def new_context() -> Any:
     """An ephemeral context that draws no progress bars and has no site for docs."""
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)
+    # this logger sets its own level, and would tell of a folder that is gone two lines later
+    logging.getLogger("great_expectations.data_context.types.base").setLevel(logging.WARNING)
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     for name, site in list((context.variables.data_docs_sites or {}).items()):

@@ -19,7 +19,13 @@ from stages.environment import SETTINGS
 for _name, _value in SETTINGS.items():
     os.environ.setdefault(_name, _value)
 # inherited from a shell or from a stage that runs the tests, these would send a test's runs elsewhere
-for _name in ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_NAME", "PIPELINE_RUN_ID", "DVC_STAGE"):
+for _name in (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_RUN_ID",
+    "MLFLOW_EXPERIMENT_NAME",
+    "PIPELINE_RUN_ID",
+    "DVC_STAGE",
+):
     os.environ.pop(_name, None)
 _HOME = tempfile.mkdtemp(prefix="paravt-tests-")
 os.environ["PREFECT_HOME"] = f"{_HOME}/prefect"

@@ -104,7 +104,7 @@ def make_scene(config: NeedlesConfig, seed: int, split: str, index: int, smalles
 
 
 def overview_times_s(duration_s: float, fps: int, count: int) -> np.ndarray:
-    """Times of `count` frames spread evenly from the first to the last shown frame of a constant-rate video."""
+    """Times of `count` frames spread evenly from the first to the last shown frame, at a constant rate."""
     frames = round(duration_s * fps)
     return np.unique(np.round(np.linspace(0, frames - 1, min(count, frames)))) / fps
 
@@ -144,7 +144,9 @@ def write_video(scene: Scene, path: Path, config: NeedlesConfig) -> None:
         stream.options = {"crf": "18", "preset": "veryfast", "g": str(config.fps), "threads": "1"}
         for index in range(round(scene.duration_s * config.fps)):
             time_s = index / config.fps
-            frame = av.VideoFrame.from_ndarray(draw(scene.part_at(time_s), time_s, config.size), format="rgb24")
+            frame = av.VideoFrame.from_ndarray(
+                draw(scene.part_at(time_s), time_s, config.size), format="rgb24"
+            )
             frame.pts = index
             container.mux(stream.encode(frame))
         container.mux(stream.encode())

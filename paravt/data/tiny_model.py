@@ -132,7 +132,10 @@ def write_companions(folder: Path, tokenizer: PreTrainedTokenizerFast, max_pixel
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    image = shared | {"image_processor_type": "Qwen2VLImageProcessorFast", "processor_class": "Qwen3VLProcessor"}
+    image = shared | {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "processor_class": "Qwen3VLProcessor",
+    }
     video = shared | {"video_processor_type": "Qwen3VLVideoProcessor", "processor_class": "Qwen3VLProcessor"}
     files = {
         "preprocessor_config.json": image,

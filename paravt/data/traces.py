@@ -34,7 +34,7 @@ class Look:
 
 @dataclass(frozen=True)
 class Trace:
-    """Assistant texts of one episode (after the forced `<think>` and newline), with the windows between them."""
+    """Assistant texts of one episode (after the forced `<think>` and newline), and the windows between."""
 
     turns: tuple[str, ...]
     looks: tuple[Look, ...]
@@ -50,7 +50,7 @@ def _seen(scene: Scene, times_s: Sequence[float]) -> list[tuple[float, str, str 
 
 
 def report_text(scene: Scene, times_s: Sequence[float]) -> str:
-    """A sub-agent's report on crop frames at `times_s`: a line a frame, shapes marked where they start and end."""
+    """A sub-agent's report on crop frames at `times_s`: a line a frame, each shape's start and end marked."""
     rows = _seen(scene, times_s)
     lines = []
     for i, (time_s, colour, shape) in enumerate(rows):
@@ -65,7 +65,9 @@ def report_text(scene: Scene, times_s: Sequence[float]) -> str:
     return "\n".join(lines)
 
 
-def _listing(rows: Sequence[tuple[float, str, str | None]], asked: Sequence[str]) -> tuple[list[str], list[Look]]:
+def _listing(
+    rows: Sequence[tuple[float, str, str | None]], asked: Sequence[str]
+) -> tuple[list[str], list[Look]]:
     lines, starts, looks = [], {}, []
     for i, (time_s, colour, shape) in enumerate(rows):
         line = f"{time_s:.1f} {colour}" + (f" {shape}" if shape else "")
@@ -98,7 +100,7 @@ def main_trace(
     """The main agent's turns. With the tool: dispatch, then gather from reports on `crop_times_s`.
 
     Without it the answer comes from the overview; a shape that no overview frame shows is named all the same,
-    as public chain-of-thought traces made at a fixed frame count do: that is a guess the frames do not support.
+    as public chain-of-thought traces made at a fixed frame count do: a guess that the frames do not support.
     """
     asked: list[str] = sample.meta["asked"]
     rows = _seen(scene, overview_s)
@@ -136,7 +138,7 @@ def _conclude(scene: Scene, sample: Sample, seen: dict[str, list[float]], looks:
             if kind == "same":
                 lines.append(found)
             for letter, option in zip(LETTERS, sample.options, strict=False):
-                lines.append(f"{letter} {option} {'yes' if option == found else 'no'}")
+                lines.append(f"{letter}. {option} {'yes' if option == found else 'no'}")
                 if option == found:
                     break
             answer = letter

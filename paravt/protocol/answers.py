@@ -149,7 +149,7 @@ def _seconds(token: str) -> float | None:
 # --- open text
 
 _TOKEN = re.compile(
-    r"""(?<![\w.]) [-+]? (?: \d{1,3} (?:,\d{3})+ | \d+ ) (?:\.\d+)? (?!\d)
+    r"""(?<![\w.]) [-+]? (?: \d{1,3} (?:,\d{3})+ | \d+ ) (?:\.\d+)? (?!\d) \w*
         | (?<![\w.]) [-+]? \.\d+
         | \w+""",
     re.VERBOSE,
@@ -165,6 +165,5 @@ def read_open(text: str | None) -> str:
     """
     folded = unicodedata.normalize("NFKC", text or "").casefold().replace("−", "-")
     folded = re.sub(r"(?<=\w)['’](?=\w)", "", unicodedata.normalize("NFKC", folded))
-    tokens = [token.replace(",", "").removeprefix("+").strip("_") for token in _TOKEN.findall(folded)]
-    tokens = [token for token in tokens if token]
+    tokens = [token.replace(",", "").removeprefix("+") for token in _TOKEN.findall(folded.replace("_", " "))]
     return " ".join([token for token in tokens if token not in _ARTICLES] or tokens)

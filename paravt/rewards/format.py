@@ -5,7 +5,8 @@
 Each turn needs a think that is closed and says something, and then either calls, each valid and closed, or
 one closed answer with content. The last turn needs the answer. An answer begun beside calls is a site of its
 own that is wrong. So an episode of the best score is a compliant one, with any number of calls or with none:
-calling or skipping neither gains nor loses format.
+calling or skipping neither gains nor loses format. (Being a mean, the score of an episode with a fault does
+depend on how much it wrote well besides; it stays below that of one without.)
 """
 
 from __future__ import annotations

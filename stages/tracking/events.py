@@ -105,7 +105,9 @@ def _tags(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target:
 def _set_tags(run_id: str, values: Mapping[str, str], target: Target) -> None:
     from mlflow.entities import RunTag
 
-    target.client.log_batch(run_id, tags=[RunTag(allowed(key), value[:TAG_LENGTH]) for key, value in values.items()])
+    target.client.log_batch(
+        run_id, tags=[RunTag(allowed(key), value[:TAG_LENGTH]) for key, value in values.items()]
+    )
 
 
 def _artifact(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target: Target) -> None:

@@ -11,7 +11,6 @@ import logging
 import os
 from pathlib import Path
 import threading
-import time
 from typing import Any
 
 from stages.tracking.events import apply

@@ -7,7 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 import pytest
 
-from stages.params import HEADER, ROOT, ParamsError, canonical, check, compose, digest, dump, flatten, load, main
+from stages.params import (
+    HEADER,
+    ROOT,
+    ParamsError,
+    canonical,
+    check,
+    compose,
+    digest,
+    dump,
+    flatten,
+    load,
+    main,
+)
 
 METHODS = (
     "para_grpo",
@@ -71,9 +83,18 @@ def test_arms_differ_by_their_part_alone():
         ),
         (["anchoring.scope=false"], "params.yaml: anchoring.scope is false; write 'off' in quotes"),
         (["budget.choices=[4,4]"], "params.yaml: budget.choices must be distinct positive frame counts"),
-        (["visual.min_pixels=2000"], "params.yaml: visual.min_pixels 2000 is above visual.max_pixels; write 1024"),
-        (["data.needles.part_s=[1.0]"], "params.yaml: data.needles.part_s is [1.0]; write a list of two values"),
-        (["data.needles.part_s=[9.0,6.0]"], "params.yaml: data.needles.part_s is [9.0, 6.0]; write [shortest"),
+        (
+            ["visual.min_pixels=2000"],
+            "params.yaml: visual.min_pixels 2000 is above visual.max_pixels; write 1024",
+        ),
+        (
+            ["data.needles.part_s=[1.0]"],
+            "params.yaml: data.needles.part_s is [1.0]; write a list of two values",
+        ),
+        (
+            ["data.needles.part_s=[9.0,6.0]"],
+            "params.yaml: data.needles.part_s is [9.0, 6.0]; write [shortest",
+        ),
         (["evaluate.questions_per_budget=300"], "write 256 or less"),
         (["grpo=null"], "params.yaml: grpo is null; write a group of keys"),
         (["~sft.steps"], "params.yaml: sft.steps is missing; add it"),
@@ -145,11 +166,19 @@ def test_write_composes_and_check_reads(tmp_path: Path, monkeypatch, capsys):
 
 def test_one_spelling_per_value():
     assert canonical(1e-6) == canonical(0.000001) == "1e-06"
-    assert [canonical(value) for value in (True, None, 3, "a b", [4, 8])] == ["true", "null", "3", "a b", "[4, 8]"]
+    assert [canonical(value) for value in (True, None, 3, "a b", [4, 8])] == [
+        "true",
+        "null",
+        "3",
+        "a b",
+        "[4, 8]",
+    ]
 
 
 @given(
-    st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers() | st.lists(st.integers(), max_size=2))
+    st.dictionaries(
+        st.text("abc", min_size=1, max_size=3), st.integers() | st.lists(st.integers(), max_size=2)
+    )
 )
 def test_digest_depends_on_values_and_not_on_order(values):
     assert digest(values) == digest(dict(reversed(values.items())))

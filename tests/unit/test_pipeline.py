@@ -42,9 +42,9 @@ def imports() -> grimp.ImportGraph:
 
 def file_of(module: str) -> str:
     path = ROOT / module.replace(".", "/")
-    return (path.relative_to(ROOT) / "__init__.py" if path.is_dir() else path.relative_to(ROOT)).as_posix() + (
-        "" if path.is_dir() else ".py"
-    )
+    return (
+        path.relative_to(ROOT) / "__init__.py" if path.is_dir() else path.relative_to(ROOT)
+    ).as_posix() + ("" if path.is_dir() else ".py")
 
 
 @pytest.mark.parametrize("name", STAGES)

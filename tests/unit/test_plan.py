@@ -21,7 +21,10 @@ LOCK = {
     "download": {"outs": [{"path": "data", "md5": "d1.dir"}]},
     "sft": {"deps": [{"path": "data", "md5": "d1.dir"}], "outs": [{"path": "models/sft", "md5": "m1.dir"}]},
     "evaluate@base": {"deps": [{"path": "data", "md5": "d1.dir"}], "outs": [{"path": "r/base", "md5": "b1"}]},
-    "evaluate@sft": {"deps": [{"path": "models/sft", "md5": "m1.dir"}], "outs": [{"path": "r/sft", "md5": "s1"}]},
+    "evaluate@sft": {
+        "deps": [{"path": "models/sft", "md5": "m1.dir"}],
+        "outs": [{"path": "r/sft", "md5": "s1"}],
+    },
     "report": {"deps": [{"path": "r/base", "md5": "b1"}, {"path": "r/sft", "md5": "s1"}], "outs": []},
 }
 
@@ -113,7 +116,13 @@ def test_order_follows_the_graph():
 def test_the_graph_is_dvcs_and_pools_are_in_dvc_yaml():
     nodes = {node.name: node for node in make_plan(ROOT).graph}
     assert nodes["sft"].upstream == ("download", "validate")
-    assert nodes["report"].upstream == ("sft", "para_grpo", "evaluate@base", "evaluate@sft", "evaluate@para_grpo")
+    assert nodes["report"].upstream == (
+        "sft",
+        "para_grpo",
+        "evaluate@base",
+        "evaluate@sft",
+        "evaluate@para_grpo",
+    )
     pools = {name: node.pool for name, node in nodes.items()}
     assert (pools["download"], pools["para_grpo"], pools["evaluate@base"]) == ("cpu", "gpu", "gpu")
     assert list(nodes)[0] == "download" and list(nodes)[-1] == "report"

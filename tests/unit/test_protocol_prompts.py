@@ -20,7 +20,12 @@ def test_schema_is_valid_and_a_copy():
     schema = protocol.tool_schema()
     function = schema["function"]
     assert schema["type"] == "function" and function["name"] == "crop_video"
-    assert list(function["parameters"]["properties"]) == ["video_path", "start_time", "end_time", "num_frames"]
+    assert list(function["parameters"]["properties"]) == [
+        "video_path",
+        "start_time",
+        "end_time",
+        "num_frames",
+    ]
     assert function["parameters"]["required"] == ["video_path", "start_time", "end_time"]
     assert function["parameters"]["properties"]["num_frames"]["maximum"] == 16
     function["name"] = "other"
@@ -55,10 +60,15 @@ def test_unknown_mode_is_refused_with_the_choices():
 
 
 def test_question_text():
-    assert protocol.question_text(MCQ, "direct") == "Which shape?\nA. circle\nB. square\nAnswer with the letter."
+    assert (
+        protocol.question_text(MCQ, "direct") == "Which shape?\nA. circle\nB. square\nAnswer with the letter."
+    )
     assert protocol.question_text(MCQ, "agentic").startswith("Video: mon été 1.mp4\nWhich shape?")
     span = Sample("t", "v.mp4", "When?", (1.0, 2.0), "tvg")
-    assert protocol.question_text(span, "reasoning") == "When?\nAnswer with the times in seconds, as: start to end."
+    assert (
+        protocol.question_text(span, "reasoning")
+        == "When?\nAnswer with the times in seconds, as: start to end."
+    )
     word = Sample("o", "v.mp4", "What?", "cat", "oe")
     assert protocol.question_text(word, "agentic_minimal") == "What?\nAnswer in a few words."
 

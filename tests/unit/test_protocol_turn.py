@@ -114,7 +114,9 @@ def test_unclosed_call_before_the_next_call():
 
 
 def test_text_after_an_unclosed_call_is_passed_over():
-    turn = parse_turn(THINK + call().removesuffix("</tool_call>") + "Now I wait for (some) reports.<|im_end|>")
+    turn = parse_turn(
+        THINK + call().removesuffix("</tool_call>") + "Now I wait for (some) reports.<|im_end|>"
+    )
     assert len(turn.calls) == 1 and len(turn.valid_calls) == 1
 
 
@@ -157,7 +159,10 @@ def test_unknown_tool_and_cap_are_answered_in_place():
     body = call(1, 2) + call(3, 4).replace("crop_video", "crop_vid") + call(5, 6)
     turn = parse_turn(THINK + body, max_calls=2)
     assert windows(turn) == [(1, 2)]
-    assert messages(turn) == ["unknown tool crop_vid; available: crop_video", "not run: at most 2 calls a turn"]
+    assert messages(turn) == [
+        "unknown tool crop_vid; available: crop_video",
+        "not run: at most 2 calls a turn",
+    ]
     assert [c.kind for c in turn.calls[1:]] == ["malformed", "over_cap"]
 
 
@@ -171,10 +176,22 @@ def test_unknown_tool_and_cap_are_answered_in_place():
         ('{"name": "crop_video"}', "arguments are not a JSON object"),
         ('{"name": "crop_video", "arguments": [1, 2]}', "arguments are not a JSON object"),
         ('{"name": "crop_video", "arguments": {"start_time": 1}}', "end_time is missing"),
-        ('{"name": "crop_video", "arguments": {"start_time": NaN, "end_time": 2}}', "start_time must be a time"),
-        ('{"name": "crop_video", "arguments": {"start_time": true, "end_time": 2}}', "start_time must be a time"),
-        ('{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 1e999}}', "end_time must be a time"),
-        ('{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 2, "num_frames": 0}}', "num_frames"),
+        (
+            '{"name": "crop_video", "arguments": {"start_time": NaN, "end_time": 2}}',
+            "start_time must be a time",
+        ),
+        (
+            '{"name": "crop_video", "arguments": {"start_time": true, "end_time": 2}}',
+            "start_time must be a time",
+        ),
+        (
+            '{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 1e999}}',
+            "end_time must be a time",
+        ),
+        (
+            '{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 2, "num_frames": 0}}',
+            "num_frames",
+        ),
         ('{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 2}}}', "after the last brace"),
         ("[" * 5000, "not valid JSON"),
         ("x" * 9000, "call too long"),
@@ -186,7 +203,9 @@ def test_malformed_json(body, message):
 
 
 def test_tolerated_json():
-    inner = '{"name": "crop_video", "arguments": {"start": "1:30", "end": "95s", "num_frames": 99, "why": "x"}}'
+    inner = (
+        '{"name": "crop_video", "arguments": {"start": "1:30", "end": "95s", "num_frames": 99, "why": "x"}}'
+    )
     expected = {"start_time": "1:30", "end_time": "95s", "num_frames": 16}
     for body in (inner, f"```json\n{inner}\n```", f"[{inner}]"):
         assert parse_turn(f"{THINK}<tool_call>{body}</tool_call>").valid_calls[0].arguments == expected
@@ -204,7 +223,8 @@ def test_several_objects_in_one_block():
 
 
 def test_half_a_surrogate_pair_can_be_written_to_a_file():
-    body = r'{"name": "crop_video", "arguments": {"video_path": "\ud800", "start_time": "\udfff", "end_time": 2}}'
+    arguments = r'{"video_path": "\ud800", "start_time": "\udfff", "end_time": 2}'
+    body = f'{{"name": "crop_video", "arguments": {arguments}}}'
     turn = parse_turn(f"{THINK}<tool_call>{body}</tool_call>")
     assert turn.valid_calls
     str(turn).encode("utf-8")
@@ -240,7 +260,11 @@ def test_python_call(code):
 
 
 def test_python_times_as_text():
-    for code in ("crop_video('v.mp4', '1:30', '1:45')", "crop_video('1:30', '1:45')", "crop_video(1:30, 1:45)"):
+    for code in (
+        "crop_video('v.mp4', '1:30', '1:45')",
+        "crop_video('1:30', '1:45')",
+        "crop_video(1:30, 1:45)",
+    ):
         assert windows(parse_turn(f"<tool_code>{code}</tool_code>")) == [("1:30", "1:45")]
 
 
@@ -273,7 +297,9 @@ def test_malformed_python(code, message):
 
 
 def test_python_and_json_keep_their_order():
-    turn = parse_turn(f"{THINK}<tool_code>crop_video(1, 2)</tool_code>{call(3, 4)}<tool_code>crop_video(5, 6)")
+    turn = parse_turn(
+        f"{THINK}<tool_code>crop_video(1, 2)</tool_code>{call(3, 4)}<tool_code>crop_video(5, 6)"
+    )
     assert windows(turn) == [(1, 2), (3, 4), (5, 6)]
 
 
@@ -301,10 +327,19 @@ def test_missing_closers_stand_where_the_block_ended():
 # --- properties
 
 PIECES = st.sampled_from(
-    ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_code>", "</tool_code>", "<answer>", "</answer>"]
-    + ["<tool_response>", "</tool_response>", "<think>\n", "\n", "B", "crop_video(", "crop_video(1, 2)", "'", '"']
-    + ["{", "}", "[", "]", '{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 2}}', "print(", ")"]
-    + ["```json\n", "```", "<|im_end|>", "\\", "\x00", "\ud800", "٣", "3 to 7"]
+    [
+        "<think>",
+        "</think>",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_code>",
+        "</tool_code>",
+        "<answer>",
+        "</answer>",
+    ]
+    + ["<tool_response>", "</tool_response>", "<think>\n", "\n", "B", "crop_video(", "crop_video(1, 2)"]
+    + ['{"name": "crop_video", "arguments": {"start_time": 1, "end_time": 2}}', "print(", ")", "'", '"']
+    + ["{", "}", "[", "]", "```json\n", "```", "<|im_end|>", "\\", "\x00", "\ud800", "٣", "3 to 7"]
 )
 MESSES = st.lists(PIECES | st.text(max_size=8), max_size=25).map("".join)
 
@@ -340,7 +375,8 @@ def test_one_outcome_per_call_in_order(blocks, closed):
     think = THINK if closed else "<think>\nlook first\n"
     turn = parse_turn(think + "\n".join(text for _, text in blocks), max_calls=7)
     found = [
-        (c.arguments["start_time"], c.arguments["end_time"]) if isinstance(c, ToolCall) else None for c in turn.calls
+        (c.arguments["start_time"], c.arguments["end_time"]) if isinstance(c, ToolCall) else None
+        for c in turn.calls
     ]
     assert found == [window for window, _ in blocks]
     assert turn.think_closed == closed
