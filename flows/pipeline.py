@@ -2,9 +2,9 @@
 
     python -m flows.pipeline [STAGE ...] [--jobs 2]
 
-One task per stage that the plan names, in the order of DVC's own graph; stages that do not wait for each other
-run side by side if `--jobs` allows. No task is cached by Prefect (NO_CACHE): whether work is done is DVC's to
-say. A failed stage is tried again only where that can help; what it feeds is not started.
+One task per stage that the plan names, in the order of DVC's own graph; stages that do not wait for each
+other run side by side if `--jobs` allows. No task is cached by Prefect (NO_CACHE): whether work is done is
+DVC's to say. A failed stage is tried again only where that can help; what it feeds is not started.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What has to run, read from DVC: its graph, its status, its lock. No edge is written down a second time.
 
-A stage runs if DVC says that its command, code, parameters or inputs changed, if dvc.lock has no entry for it, or
-if the entry names another hash for an input than the stage that makes it; and if something above it runs.
-Outputs that are merely absent are no change: they come back from the cache (`restore`), or, where the cache does
-not have them, the stage runs again.
+A stage runs if DVC says that its command, code, parameters or inputs changed, if dvc.lock has no entry for
+it, or if the entry names another hash for an input than the stage that makes it; and if something above it
+runs. Outputs that are merely absent are no change: they come back from the cache (`restore`), or, where the
+cache does not have them, the stage runs again.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ def steps(
 ) -> tuple[Step, ...]:
     """The steps for an ordered `graph`.
 
-    `status` is what `dvc status --json` says by stage, `lock` the stages of dvc.lock, `absent` whether outputs
-    are missing from the workspace and then whether the cache has them.
+    `status` is what `dvc status --json` says by stage, `lock` the stages of dvc.lock, `absent` whether
+    outputs are missing from the workspace and then whether the cache has them.
     """
     made = {out["path"]: _hash(out) for entry in lock.values() for out in entry.get("outs", [])}
     running: set[str] = set()

@@ -2,8 +2,9 @@
 
     python -m flows.repro [STAGE ...]
 
-Does nothing that `dvc repro` does not do, except that the stages' runs get a parent, that a stop ends DVC and the
-stage together, and that runs whose processes were killed are closed. If nothing has changed, no run is opened.
+Does nothing that `dvc repro` does not do, except that the stages' runs get a parent, that a stop ends DVC
+and the stage together, and that runs whose processes were killed are closed. If nothing has changed, no run
+is opened.
 """
 
 from __future__ import annotations
@@ -69,13 +70,14 @@ def record_stages(reporter: StageReporter, plan: Plan, root: Path) -> None:
 
 
 def makers(root: Path, target: Target) -> dict[str, str]:
-    """`stage.<name>` -> id of the newest run whose tag names the hash that dvc.lock has for its first output."""
+    """`stage.<name>` -> id of the newest run whose tag names the hash of its first output in dvc.lock."""
     found = {}
     for name, entry in read_lock(root).items():
         for out in entry.get("outs", [])[:1]:
+            tag = allowed(f"dvc.out.{out['path']}")
             runs = target.client.search_runs(
                 [target.experiment],
-                f"tags.`{allowed('dvc.out.' + out['path'])}` = '{out['md5']}' and attributes.status = 'FINISHED'",
+                f"tags.`{tag}` = '{out['md5']}' and attributes.status = 'FINISHED'",
                 max_results=1,
                 order_by=["attributes.start_time DESC"],
             )

@@ -2,9 +2,9 @@
 
     dvc --wait-for-lock repro --single-item NAME
 
-DVC decides whether the stage really runs, takes it from the cache or has nothing to do; the caller's cache never
-does. The command gets a session of its own, so that a stop reaches DVC and the stage, and the stage watches
-the pid in SUPERVISOR_PID, so that it ends when its flow is killed.
+DVC decides whether the stage really runs, takes it from the cache or has nothing to do; the caller's cache
+never does. The command gets a session of its own, so that a stop reaches DVC and the stage, and the stage
+watches the pid in SUPERVISOR_PID, so that it ends when its flow is killed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StageFailed(RuntimeError):
 
     @property
     def transient(self) -> bool:
-        """True if the stage was killed from outside or DVC was busy; a stage that said why it ends was not."""
+        """True if the stage was killed from outside or DVC was busy, not if the stage said why it ends."""
         killed = re.search(r"exited with (-9|137)\b", self.output)
         return bool(killed) or "Unable to acquire lock" in self.output or "is busy" in self.output
 

@@ -189,6 +189,8 @@ class NeedlesConfig(Group):
 
 
 class DataConfig(Group):
+    seed: int = 1
+    """Draws the needle world; apart from the training seed, so that all seeds answer the same questions."""
     needles: NeedlesConfig
 
 

@@ -2,9 +2,9 @@
 
     fingerprint = H(cmd, DVC hash of each dependency, values of its params groups)
 
-Two runs with the same fingerprint compute the same thing; `.scratch/<fingerprint>` holds what one needs to go
-on where the other was stopped. Hashes are DVC's own (MD5 of a file; MD5 of the sorted listing of a folder, with
-`.dir`), so that a run can be found by the hash that dvc.lock shows.
+Two runs with the same fingerprint compute the same thing; `.scratch/<fingerprint>` holds what one needs to
+go on where the other was stopped. Hashes are DVC's own (MD5 of a file; MD5 of the sorted listing of a
+folder, with `.dir`), so that a run can be found by the hash that dvc.lock shows.
 """
 
 from __future__ import annotations

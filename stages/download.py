@@ -1,8 +1,8 @@
 """Bring what the pipeline starts from: the needle world and the base model.
 
-Reads params.yaml (seed, base_model, data, visual, budget) and the folder that base_model names. Renders the
-needle world to data/needles (videos/*.mp4, sft.jsonl, rl.jsonl, eval.jsonl) and copies the model to models/base.
-Both folders appear whole or not at all.
+Reads params.yaml (base_model, data, visual, budget) and the folder that base_model names. Renders the
+needle world to data/needles (videos/*.mp4, sft.jsonl, rl.jsonl, eval.jsonl) and copies the model to
+models/base. Both folders appear whole or not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ def download(params: Params, reporter: StageReporter) -> None:
 
     def render(folder: Path) -> None:
         counts = write_tables(
-            folder, DATA.as_posix(), params.data.needles, params.visual, params.budget.choices, params.seed
+            folder,
+            DATA.as_posix(),
+            params.data.needles,
+            params.visual,
+            params.budget.choices,
+            params.data.seed,
         )
         videos = len(list((folder / "videos").iterdir()))
         reporter.summary({f"rows/{table}": count for table, count in counts.items()} | {"videos": videos})

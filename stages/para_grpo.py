@@ -1,8 +1,9 @@
 """Post-train by PARA-GRPO: episodes with parallel crops, rewards, group advantages, anchors.
 
-Reads params.yaml (seed, visual, budget, episode, reward, anchoring, grpo, engine), data/prepared/rl.jsonl with the
-videos it names, and models/sft. Writes the trained model to models/para_grpo and its curves to reports/para_grpo.
-What a killed run needs to go on lies in .scratch/; start it again and it ends with the same weights.
+Reads params.yaml (seed, visual, budget, episode, reward, anchoring, grpo, engine), data/prepared/rl.jsonl
+with the videos it names, and models/sft. Writes the trained model to models/para_grpo and its curves to
+reports/para_grpo. What a killed run needs to go on lies in .scratch/; start it again and it ends with the
+same weights.
 """
 
 from __future__ import annotations

@@ -127,15 +127,16 @@ def _contradictions(params: Params) -> Iterator[str]:
     """Values that are fine alone and wrong together."""
     needles, visual = params.data.needles, params.visual
     if visual.min_pixels > visual.max_pixels:
-        yield f"visual.min_pixels {visual.min_pixels} is above visual.max_pixels; write {visual.max_pixels} or less"
+        low, high = visual.min_pixels, visual.max_pixels
+        yield f"visual.min_pixels {low} is above visual.max_pixels; write {high} or less"
     for name in ("part_s", "needle_s"):
         low, high = getattr(needles, name)
         if not 0 < low <= high:
-            yield f"data.needles.{name} is [{low}, {high}]; write [shortest, longest] in seconds, for example [2.0, 3.0]"
+            yield f"data.needles.{name} is [{low}, {high}]; write [shortest, longest] seconds, as [2.0, 3.0]"
     if needles.needle_s[1] >= needles.part_s[0]:
         yield (
-            f"data.needles.needle_s reaches {needles.needle_s[1]} s, and a part may last only {needles.part_s[0]} s;"
-            f" write needle_s below that"
+            f"data.needles.needle_s reaches {needles.needle_s[1]} s, and a part may last only "
+            f"{needles.part_s[0]} s; write needle_s below that"
         )
     wanted = {
         "sft.batch_size": (params.sft.batch_size, "data.needles.sft_count", needles.sft_count),
@@ -161,7 +162,8 @@ def _contradictions(params: Params) -> Iterator[str]:
     conf = ROOT / "conf" / "method"
     names = sorted(path.stem for path in conf.glob("*.yaml"))
     if names and params.method not in names:
-        yield f"method {params.method!r} is not known{_closest(params.method, names)}; write one of {', '.join(names)}"
+        hint = _closest(params.method, names)
+        yield f"method {params.method!r} is not known{hint}; write one of {', '.join(names)}"
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -125,7 +125,11 @@ def drill_conversation(encoder: ChatEncoder, clip: Clip, loose: Looseness, rng) 
     overview_s = overview_times_s(clip.scene.duration_s, NEEDLES.fps, int(rng.choice(BUDGETS)))
     looks = main_trace(clip.scene, sample, overview_s, True).looks
     crops_s = [clip.crop(look.start_s, look.end_s).times_s for look in looks]
-    reports = "\n".join(report_text(clip.scene, times_s) for times_s in crops_s)
+    if kind != "when" and rng.random() < 0.6:  # the bare facts: shorter still, all practice is in the options
+        parts = [clip.scene.parts[i] for i in rng.permutation(len(clip.scene.parts))]
+        reports = "\n".join(f"{part.colour} {part.shape}" for part in parts)
+    else:
+        reports = "\n".join(report_text(clip.scene, times_s) for times_s in crops_s)
     text = f"{reports}\n{question_text(sample, MODE)}"
     conversation = encoder.start(None, None, "video.mp4", text, THINK_PREFIX)
     gold = main_trace(clip.scene, sample, overview_s, True, crops_s).turns[1]
@@ -251,10 +255,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--start", default=None, help="model folder to start from instead of fresh weights")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=int, default=7000)
-    parser.add_argument("--batch", type=int, default=20, help="conversations per step")
+    parser.add_argument("--batch", type=int, default=28, help="conversations per step")
     parser.add_argument("--tokens", type=int, default=8192, help="padded tokens per forward pass")
     parser.add_argument("--clips", type=int, default=1500)
-    parser.add_argument("--report-share", type=float, default=0.25)
+    parser.add_argument("--report-share", type=float, default=0.2)
     parser.add_argument("--drill-share", type=float, default=0.45)
     parser.add_argument("--tool-share", type=float, default=0.7)
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)

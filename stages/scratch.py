@@ -1,10 +1,10 @@
 """Where a stage keeps what it needs to go on after a kill: `.scratch/<fingerprint>`.
 
-DVC deletes the outputs of a stage before it runs, so checkpoints cannot live there. The fingerprint stands for
-command, dependencies and parameters: a changed stage starts anew, an unchanged one goes on.
+DVC deletes the outputs of a stage before it runs, so checkpoints cannot live there. The fingerprint stands
+for command, dependencies and parameters: a changed stage starts anew, an unchanged one goes on.
 
-A finished stage leaves its folder to the next stage that starts: until then DVC may not have taken the outputs
-yet, and a kill in between costs nothing.
+A finished stage leaves its folder to the next stage that starts: until then DVC may not have taken the
+outputs yet, and a kill in between costs nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Cold start: teach the base model the format on traces.
 
-Reads params.yaml (seed, visual, episode, sft), data/prepared/sft.jsonl with the videos it names, and models/base.
-Writes the trained model to models/sft and its curves to reports/sft. What a killed run needs to go on lies in
-.scratch/; start it again and it ends with the same weights.
+Reads params.yaml (seed, visual, episode, sft), data/prepared/sft.jsonl with the videos it names, and
+models/base. Writes the trained model to models/sft and its curves to reports/sft. What a killed run needs to
+go on lies in .scratch/; start it again and it ends with the same weights.
 """
 
 from __future__ import annotations

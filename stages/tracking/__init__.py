@@ -3,9 +3,10 @@
     with stage_run("sft", params) as reporter:
         train(..., reporter)
 
-The run goes to MLFLOW_TRACKING_URI, by default to `mlflow.db` at the repository root. It ends FINISHED, FAILED
-(an exception, a non-zero exit) or KILLED (TERM, Ctrl-C, and kill -9: the next start closes it). Starting the
-same work again (same command, dependencies and parameters) continues the run that did not finish.
+The run goes to MLFLOW_TRACKING_URI, by default to `mlflow.db` at the repository root. It ends FINISHED,
+FAILED (an exception, a non-zero exit) or KILLED (TERM, Ctrl-C, and kill -9: the next start closes it).
+Starting the same work again (same command, dependencies and parameters) continues the run that did not
+finish.
 
 `PIPELINE_RUN_ID` in the environment makes the run a child of the pipeline's run. Without it the runs of one
 `dvc repro` share the tag `pipeline.hash`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+import getpass
 import logging
 import os
 from pathlib import Path
@@ -182,7 +184,7 @@ def _outputs(reporter: StageReporter, stage: Definition, root: Path) -> None:
 
 
 def _tags(name: str, values: Mapping[str, Any], stage: Definition | None, root: Path) -> dict[str, str]:
-    tags = {"dvc.stage": name, "mlflow.source.name": stage.cmd if stage else name}
+    tags = {"dvc.stage": name, "mlflow.source.name": stage.cmd if stage else name, "mlflow.user": _user()}
     if stage:
         tags["pipeline.hash"] = pipeline_hash(root)
     tags |= {key: canonical(values[key]) for key in ("scale", "method", "seed") if key in values}
@@ -191,6 +193,13 @@ def _tags(name: str, values: Mapping[str, Any], stage: Definition | None, root: 
         tags |= {"git.sha": commit, "mlflow.source.git.commit": commit}
         tags["git.dirty"] = "true" if git(root, "status", "--porcelain", "--untracked-files=no") else "false"
     return tags
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return str(os.getuid())
 
 
 def pipeline_hash(root: Path) -> str:

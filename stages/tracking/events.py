@@ -31,7 +31,7 @@ def apply(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target:
 
 
 def allowed(name: str) -> str:
-    """A name that MLflow takes: letters, digits, `_ - . : /` and spaces, without empty or dotted path parts."""
+    """A name that MLflow takes: letters, digits, `_ - . : /` and spaces; no empty or dotted path parts."""
     name = re.sub(r"[^\w.\- :/]", "_", name)
     return posixpath.normpath(name).lstrip("/.") or "_"
 

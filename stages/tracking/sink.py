@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 import logging
 import os
 from pathlib import Path
@@ -32,7 +33,7 @@ class Target:
     """One tracking server and the experiment in it."""
 
     def __init__(self, root: Path) -> None:
-        # the library's own patience (minutes) would hold up the end of a stage; we keep and try again ourselves
+        # the library's own patience (minutes) would hold up the end of a stage; the record can wait
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         os.environ.setdefault("MLFLOW_ENABLE_ASYNC_TRACE_LOGGING", "false")
@@ -69,7 +70,7 @@ class Target:
 
 
 def _make_whole(uri: str) -> None:
-    """Make a SQLite store aside and rename it: one that was killed while its tables were made never works again."""
+    """Make a SQLite store aside and put it in place: one that was killed half made never works again."""
     import mlflow
 
     path = Path(uri.removeprefix("sqlite:///"))
@@ -78,10 +79,8 @@ def _make_whole(uri: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f"{path.name}.new-{os.getpid()}")
     mlflow.MlflowClient(f"sqlite:///{aside}").search_experiments(max_results=1)
-    try:
-        os.link(aside, path)  # unlike a rename, it leaves the store of a faster process in place
-    except FileExistsError:
-        pass
+    with suppress(FileExistsError):  # unlike a rename, a link leaves the store of a faster process in place
+        os.link(aside, path)
     for leftover in path.parent.glob(f"{path.name}.new-*"):  # also of those that were killed meanwhile
         leftover.unlink(missing_ok=True)
 

@@ -8,8 +8,8 @@
       main turn 2          ... the answer
 
 The tree is plain JSON with times in seconds from the episode's start, so it can wait on disk until tracking
-answers. A rollout knows how long each crop took, and how long the main agent wrote in all; that is shared among
-its turns by the tokens they hold.
+answers. A rollout knows how long each crop took, and how long the main agent wrote in all; that is shared
+among its turns by the tokens they hold.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def episode(rollout: Rollout, sample: Sample | None = None, step: int | None = N
 
 
 def choose(rollouts: Sequence[Rollout], count: int) -> list[Rollout]:
-    """At most `count`, worth opening: first one that cropped, one that broke the format, then the first ones."""
+    """At most `count`: first one that cropped, then one that broke the format, then the others in order."""
     cropped = [item for item in rollouts if item.call_count]
     broken = [item for item in rollouts if not item.compliant]
     chosen: list[Rollout] = []

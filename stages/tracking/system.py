@@ -6,6 +6,7 @@ others, under the names that the System metrics page reads.
 
 from __future__ import annotations
 
+from contextlib import suppress
 import threading
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,6 @@ def _monitors() -> list:
     from mlflow.system_metrics.metrics.network_monitor import NetworkMonitor
 
     monitors = [CPUMonitor(), DiskMonitor(), NetworkMonitor()]
-    try:
+    with suppress(ImportError, RuntimeError):  # no NVIDIA GPU, or no driver
         monitors.append(GPUMonitor())
-    except (ImportError, RuntimeError):
-        pass  # no NVIDIA GPU, or no driver
     return monitors

@@ -79,7 +79,7 @@ def test_arms_differ_by_their_part_alone():
         (["grpo.kl_weight=-1"], "params.yaml: grpo.kl_weight is -1; write a number of at least 0"),
         (
             ["anchoring.scope=sit"],
-            'params.yaml: anchoring.scope is "sit" (did you mean site?); write one of site, structural, sequence, off',
+            'anchoring.scope is "sit" (did you mean site?); write one of site, structural, sequence, off',
         ),
         (["anchoring.scope=false"], "params.yaml: anchoring.scope is false; write 'off' in quotes"),
         (["budget.choices=[4,4]"], "params.yaml: budget.choices must be distinct positive frame counts"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 
 import grimp
@@ -9,7 +10,7 @@ import pytest
 
 from stages.definition import definitions
 from stages.environment import SETTINGS
-from stages.params import ROOT, check, compose, read_yaml
+from stages.params import ROOT, check, compose, dump, read_yaml
 
 STAGES = ("download", "validate", "sft", "para_grpo", "evaluate@sft", "report")
 
@@ -76,6 +77,30 @@ def test_a_stage_depends_on_the_params_it_reads(name):
     source = (ROOT / "stages" / f"{name.partition('@')[0]}.py").read_text(encoding="utf-8")
     read = set(re.findall(r"\bparams\.([a-z_]+)", source)) - {"yaml", "load"}
     assert read <= {group.partition(".")[0] for group in definitions(ROOT)[name].params}
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_help_says_what_a_stage_reads_and_writes(name, capsys):
+    module = importlib.import_module(f"stages.{name.partition('@')[0]}")
+    with pytest.raises(SystemExit) as end:
+        module.main(["--help"])
+    said = capsys.readouterr().out
+    assert end.value.code == 0
+    assert "Reads" in said and any(word in said for word in ("Writes", "Renders"))
+    for out in definitions(ROOT)[name].outs:
+        assert (out if "@" not in name else f"{out.rpartition('/')[0]}/NAME") in said
+
+
+@pytest.mark.parametrize("name", STAGES)
+def test_wrong_params_end_a_stage_with_one_sentence_before_any_work(name, project, capsys):
+    (project / "params.yaml").write_text(dump(compose(["grpo.steps=0"])))
+    stage, _, item = name.partition("@")
+    module = importlib.import_module(f"stages.{stage}")
+    with pytest.raises(SystemExit) as end:
+        module.main([item] if item else [])
+    assert end.value.code == 2
+    assert capsys.readouterr().err == f"{name}: params.yaml: grpo.steps is 0; write a number above 0\n"
+    assert not (project / ".scratch").exists()
 
 
 def test_params_yaml_states_every_value():

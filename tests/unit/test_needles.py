@@ -1,0 +1,95 @@
+"""The needle world: the same key gives the same world, and a video shows what its scene says."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+
+from paravt.config import NeedlesConfig
+from paravt.data.needles import (
+    COLOURS,
+    KINDS,
+    draw,
+    make_question,
+    make_scene,
+    make_split,
+    overview_times_s,
+    stable_rng,
+    write_video,
+)
+from paravt.rollout import LETTERS
+from paravt.video import open_video
+
+CONFIG = NeedlesConfig(sft_count=1, rl_count=1, eval_count=1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**6), index=st.integers(0, 10**4))
+def test_scene_is_a_function_of_its_key_and_keeps_its_rules(seed, index):
+    scene = make_scene(CONFIG, seed, "rl", index)
+    assert scene == make_scene(CONFIG, seed, "rl", index)
+    assert len({part.colour for part in scene.parts}) == CONFIG.parts
+    seen_s = overview_times_s(scene.duration_s, CONFIG.fps, 4)
+    for part in scene.parts:
+        assert CONFIG.part_s[0] - 0.11 <= part.end_s - part.start_s <= CONFIG.part_s[1] + 0.11
+        assert part.start_s + 0.4 <= part.needle_s[0] < part.needle_s[1] <= part.end_s - 0.4
+        assert 1.9 <= part.needle_s[1] - part.needle_s[0] <= 3.1
+        assert any(part.start_s <= t < part.end_s for t in seen_s)  # each part shows in the smallest overview
+
+
+def test_splits_differ():
+    assert make_scene(CONFIG, 1, "rl", 0).parts != make_scene(CONFIG, 1, "eval", 0).parts
+
+
+def test_overview_times_are_rounded_frame_positions():
+    # 100 frames at 10 per second, 4 of them: positions 0, 33, 66, 99
+    assert overview_times_s(10.0, 10, 4).tolist() == pytest.approx([0.0, 3.3, 6.6, 9.9])
+    assert overview_times_s(0.3, 10, 16).tolist() == pytest.approx([0.0, 0.1, 0.2])
+
+
+def test_video_shows_the_scene(tmp_path):
+    scene = make_scene(CONFIG, 3, "eval", 0)
+    write_video(scene, tmp_path / "a.mp4", CONFIG)
+    write_video(scene, tmp_path / "b.mp4", CONFIG)
+    assert (tmp_path / "a.mp4").read_bytes() == (tmp_path / "b.mp4").read_bytes()
+    with open_video(tmp_path / "a.mp4") as video:
+        assert video.duration_s == pytest.approx(scene.duration_s)
+        assert video.frame_count == round(scene.duration_s * CONFIG.fps)
+        frames = video.frames_at(video.times_s)
+    for part in scene.parts:
+        before = frames[round(part.start_s * CONFIG.fps) + 1].reshape(-1, 3)
+        assert np.abs(np.median(before, axis=0) - COLOURS[part.colour]).max() < 25
+        middle = sum(part.needle_s) / 2
+        wanted = draw(part, middle, CONFIG.size)
+        white = (wanted == 255).all(-1)
+        assert frames[round(middle * CONFIG.fps)][white].mean() > 180  # the shape is white where it was drawn
+        assert frames[round(part.start_s * CONFIG.fps) + 1][white].mean() < 170
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_question_answers_follow_from_the_scene(kind):
+    for index in range(20):
+        scene = make_scene(CONFIG, 5, "eval", index)
+        sample = make_question(scene, "v.mp4", kind, 0, stable_rng("q", index))
+        asked = [scene.part_of(colour) for colour in sample.meta["asked"]]
+        match kind:
+            case "shape":
+                assert sample.options[LETTERS.index(sample.answer)] == asked[0].shape
+                assert len(set(sample.options)) == 4
+            case "same":
+                equal = asked[0].shape == asked[1].shape
+                assert sample.options[LETTERS.index(sample.answer)] == ("same" if equal else "different")
+            case "when":
+                assert sample.answer == asked[0].needle_s
+            case "name":
+                assert sample.answer == asked[0].shape
+
+
+def test_split_has_unique_ids_and_one_video_for_its_questions(tmp_path):
+    samples, scenes = make_split(CONFIG, 1, "rl", 10, tmp_path, "data/videos/")
+    assert len(samples) == len({sample.id for sample in samples}) == 10
+    assert len(scenes) == len(list(tmp_path.glob("*.mp4"))) == 3  # four questions a video
+    assert {sample.video for sample in samples} == set(scenes)
+    assert {sample.meta["kind"] for sample in samples} == set(KINDS)
