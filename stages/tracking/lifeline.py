@@ -1,9 +1,9 @@
 """A stage ends when it is told to, or when the command that started it is gone.
 
-TERM, INT and HUP raise `Stopped` once in the main thread, so that a run can be closed truthfully; a second
-one ends the process at once. DVC does not pass TERM on to its stage, so the stage watches its starters (up
-to the `dvc` process, and the process that SUPERVISOR_PID names) and sends itself a TERM when one of them has
-died: no trainer outlives its pipeline.
+TERM, INT and HUP raise `Stopped` once in the main thread, so that a run can be closed truthfully; meanwhile
+only a second Ctrl-C ends the process at once. DVC does not pass TERM on to its stage, so the stage watches
+its starters (up to the `dvc` process, and the process that SUPERVISOR_PID names) and sends itself a TERM
+when one of them has died: no trainer outlives its pipeline.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def lifeline(
         return
 
     def stop(number: int, frame: object) -> None:
-        for each in SIGNALS:
-            signal.signal(each, signal.SIG_DFL)
+        # a stop reaches a stage by several ways at once; only a second Ctrl-C means "without closing the run"
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
         on_stop()
         raise Stopped(number)
 
