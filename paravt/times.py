@@ -61,7 +61,7 @@ def parse_window(start: object, end: object, duration_s: float) -> Window:
     start_s, end_s = _signed_time(start, "start_time"), _signed_time(end, "end_time")
     lasts = f"the video lasts {duration_s:.1f} seconds"
     if end_s < start_s:
-        raise TimeError(f"the window ends at {end_s:.10g} before it starts at {start_s:.10g} seconds; {lasts}")
+        raise TimeError(f"the window ends at {end_s:.10g} before it starts at {start_s:.10g} s; {lasts}")
     if end_s == start_s:
         raise TimeError(f"the window is empty: it starts and ends at {start_s:.10g} seconds; {lasts}")
     if start_s >= duration_s:

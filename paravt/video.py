@@ -42,7 +42,7 @@ class VideoError(RuntimeError):
 
 
 class Index(NamedTuple):
-    """Time stamps of the shown frames, ascending, in units of `time_base` seconds; `end_pts` ends the last."""
+    """Time stamps of the shown frames, ascending, in units of `time_base` s; `end_pts` ends the last."""
 
     pts: np.ndarray
     time_base: float
@@ -139,7 +139,7 @@ class Video:
 
 
 def crop_times_s(start_s: float, end_s: float, fps: float, max_frames: int) -> np.ndarray:
-    """start, start + 1/fps, ... up to end; `max_frames` times spread evenly over the window if more would fit.
+    """start, start + 1/fps, ... up to end; `max_frames` times spread evenly if more would fit.
 
     Raises ValueError for a window without length.
     """
@@ -241,7 +241,7 @@ class _Workers:
                 raise VideoError("timeout", words) from error
             raise VideoError("undecodable", f"{path}: the reader died on this file") from error
         except BaseException:
-            if worker is not None:  # interrupted while the worker was busy: its next answer would be another's
+            if worker is not None:  # interrupted: its next answer would be another's
                 self._started.remove(worker)
                 worker.end()
                 worker = None

@@ -8,8 +8,8 @@ The index lists the frames that are really shown, by presentation time. It comes
 no decoding; where the container contradicts itself (other counts than declared, missing or repeated time
 stamps, read errors, a last frame that does not decode) each frame is decoded once to find the truth.
 
-Frames are read by decord where it is right: constant rate, ascending frames. All else goes through PyAV, whose
-straight decode defines what is right. Both give the same pixels.
+Frames are read by decord where it is right: constant rate, ascending frames. All else goes through PyAV,
+whose straight decode defines what is right. Both give the same pixels.
 """
 
 from __future__ import annotations

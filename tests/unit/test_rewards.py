@@ -386,7 +386,7 @@ def test_calls_and_copied_tags_never_raise_the_total_of_a_wrong_answer(text, rou
 @given(st.lists(TURNS, min_size=1, max_size=3))
 def test_tags_without_content_never_raise_the_total(texts):
     plain = total(episode(*texts))
-    for tags in ("<tool_call></tool_call>", "<tool_code></tool_code>", "<answer></answer>", "</answer>"):
+    for tags in ("<tool_call></tool_call>", "<tool_code></tool_code>", "<answer></answer>"):
         assert total(episode(*texts[:-1], texts[-1] + tags)) <= plain + 1e-12
     if "<think>" not in texts[-1]:
         assert total(episode(*texts[:-1], "<think></think>" + texts[-1])) <= plain + 1e-12
