@@ -227,6 +227,10 @@ class _Workers:
             if self._owner != os.getpid():
                 self._forget()
         worker = self._idle.get()
+        if worker is not None and worker.process.poll() is not None:  # it died while it had nothing to do
+            self._started.remove(worker)
+            worker.end()
+            worker = None
         try:
             if worker is None:
                 worker = _Worker()
