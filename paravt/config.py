@@ -197,7 +197,7 @@ class DataConfig(Group):
 class EngineConfig(Group):
     name: Literal["transformers"] = "transformers"
     max_batch_tokens: int = Field(65_536, gt=0)
-    """Prompt tokens of one forward pass when prefilling."""
+    """Samples x padded prompt tokens of one batch; it bounds the key and value cache."""
 
 
 class Params(Group):

@@ -38,7 +38,7 @@ from paravt.data.traces import main_trace, report_text
 from paravt.model import Batch, collate, load_model, token_logprobs
 from paravt.protocol.prompts import THINK_PREFIX, question_text, subagent_instruction, system_prompt
 from paravt.rollout import Sample
-from paravt.video import Frames, open_video
+from paravt.video import Frames, crop_times_s, open_video
 
 NEEDLES = NeedlesConfig(sft_count=1, rl_count=1, eval_count=1)
 VISUAL = VisualConfig(min_pixels=1024, max_pixels=1024)
@@ -62,10 +62,7 @@ class Clip:
         return Frames(self.frames[index], times_s, (float(times_s[0]), float(times_s[-1])), False)
 
     def crop(self, start_s: float, end_s: float) -> Frames:
-        times_s = np.arange(start_s, end_s + 1e-6, 1.0 / VISUAL.crop_fps)
-        if len(times_s) > VISUAL.crop_max_frames:
-            times_s = np.linspace(start_s, end_s, VISUAL.crop_max_frames)
-        return self.at(times_s)
+        return self.at(crop_times_s(start_s, end_s, VISUAL.crop_fps, VISUAL.crop_max_frames))
 
 
 def make_pool(count: int, seed: int, folder: Path) -> list[Clip]:
