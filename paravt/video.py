@@ -1,268 +1,243 @@
-"""A file to exact frames at given times.
+"""A file -> exact frames at given times.
 
-Presentation time stamps are the truth: time 0 is the first shown frame, and a frame at time t is the last one
-shown at or before t. A frame depends on the file and the time alone, whatever was read before. Files are
-touched only by worker processes (`video_worker`), so that opening, sampling and cropping never hang: a worker
-that does not answer in time is ended, and the file reported.
+Time 0 is the first shown frame, and the frame at time t is the last one shown at or before t. Both come from
+presentation timestamps, never from a declared rate or count. A frame depends on the file and the time alone:
+not on what was read before, nor in which order, thread or backend (`paravt.indexing` finds the times,
+`paravt.decoding` the frames).
 
-    with open_video("talk.mp4") as video:
-        overview = video.sample(16)             # evenly in time, first to last shown frame
-        crop = video.crop(12.0, 20.0)           # 12, 13, ..., 20 s; at most 16 frames
+    sample(n)          n frames spread evenly in time, the first and the last shown frame included
+    crop(start, end)   start, start + 1/fps, ... up to end; spread evenly if those are too many
+    crops(windows)     the same for several windows, in one ascending pass over the file
+
+Nothing here hangs: each call is answered by a reader process within `timeout_s` seconds, or that process is
+ended and the call raises VideoError with reason timeout (`paravt.video_worker`).
 """
 
 from __future__ import annotations
 
-import atexit
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+import math
 import os
-from pathlib import Path
-import queue
-import subprocess
-import sys
-import threading
-from typing import Any, Literal, NamedTuple
-from urllib.parse import unquote, urlsplit
+from typing import Any
+from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
-Reason = Literal["missing", "empty", "no_video", "undecodable", "truncated", "timeout"]
-MAX_WORKERS = 2  # files that are read at the same time
-TIME_SLACK_S = 1e-4  # a time that was rounded in text still means its frame
-START_SLACK_S = 30.0  # a worker's first answer waits for its imports
+from paravt import video_worker
+from paravt.container import VideoError
+from paravt.indexing import Index, is_constant
+from paravt.times import TimeError, parse_window
+
+__all__ = ["Frames", "Video", "VideoError", "file_paths", "open_video"]
+
+SAME_TIME_S = 1e-6  # nearer times are one: start + k/fps is not exact in binary, nor are six printed digits
 
 
-class VideoError(RuntimeError):
-    """A file that cannot be read; `reason` says why in one word, the message names the file."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.reason: Reason = reason
-
-
-class Index(NamedTuple):
-    """Time stamps of the shown frames, ascending, in units of `time_base` s; `end_pts` ends the last."""
-
-    pts: np.ndarray
-    time_base: float
-    end_pts: int
-    constant_rate: bool
-    rotation: int
-    truncated: bool
-    keys: tuple[int, ...]
-    """Stamps of key frames; empty if each frame was decoded to make the index, and seeking is not trusted."""
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Frames:
-    """Frames that were really decoded: `images` uint8 [n, H, W, 3] upright RGB, `times_s` float64 [n].
+    """Frames with their times.
 
-    Times are absolute in the source and ascending. `window_s` is what was asked for, cut to the video;
-    `clamped` says that it was cut.
+    `images` uint8 [n, H, W, 3] upright RGB; `times_s` float64 [n], when each is first shown; `window_s` the
+    part of the video asked for, cut to it; `clamped` says whether it had to be cut.
     """
 
     images: np.ndarray
     times_s: np.ndarray
     window_s: tuple[float, float]
-    clamped: bool
+    clamped: bool = False
+
+    def __len__(self) -> int:
+        return len(self.times_s)
 
 
 class Video:
-    """An opened file; made by `open_video`."""
+    """An open video; made by `open_video`, to be used as a context manager. Threads may share it.
 
-    def __init__(self, path: str, timeout_s: float, allow_truncated: bool) -> None:
-        self.path = path
+    Every read may raise VideoError (undecodable, timeout, missing if the file is gone).
+    """
+
+    def __init__(self, index: Index, name: str, timeout_s: float) -> None:
+        self._index = index
+        self._name = name
         self._timeout_s = timeout_s
-        index = _WORKERS.ask(path, "index", (), timeout_s)
-        if index.truncated and not allow_truncated:
-            raise VideoError("truncated", f"{path}: cut off after {len(index.pts)} good frames")
-        first = index.pts[0]
-        self._constant_rate = index.constant_rate
-        self.times_s: np.ndarray = np.round((index.pts - first) * index.time_base, 9)
-        """Presentation time of each shown frame, float64, ascending from 0."""
-        self.duration_s: float = round(float((index.end_pts - first) * index.time_base), 9)
-        """The end of the last shown frame."""
+        self._closed = False
+        self.times_s: np.ndarray = index.times_s
+        """float64 [frame_count], seconds: when each shown frame is first shown; the first is 0."""
+        self.times_s.flags.writeable = False
+
+    def __enter__(self) -> Video:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._closed = True
+
+    @property
+    def path(self) -> str:
+        """The absolute path of the file."""
+        return self._index.path
+
+    @property
+    def duration_s(self) -> float:
+        """The end of the last shown frame, in seconds."""
+        return self._index.duration_s
 
     @property
     def frame_count(self) -> int:
+        """How many frames are really shown."""
         return len(self.times_s)
 
-    def frames_at(self, times_s: Sequence[float] | np.ndarray) -> np.ndarray:
-        """uint8 [n, H, W, 3]: for each time, in the order given, the last frame shown at or before it.
+    @property
+    def frame_shape(self) -> tuple[int, int, int]:
+        """(height, width, 3) of an upright frame."""
+        return self._index.frame_shape
 
-        A time before the first frame means the first. Raises VideoError.
+    @property
+    def truncated(self) -> bool:
+        """Whether the file is cut off; such a file opens only with `allow_truncated`."""
+        return self._index.cut
+
+    def frames_at(self, times_s: Sequence[float] | np.ndarray) -> np.ndarray:
+        """uint8 [n, H, W, 3]: for each time the last frame shown at or before it.
+
+        Times may come in any order and repeat. One before 0 gives the first frame, one after the end the
+        last. Raises TimeError for NaN.
         """
-        positions = self._positions(times_s)
-        unique, order = np.unique(positions, return_inverse=True)
-        return self._read(unique)[order]
+        return self._images(self._positions_at(np.asarray(times_s, dtype=np.float64)))
 
     def sample(self, n: int) -> Frames:
-        """At most `n` frames spread evenly from the first to the last shown frame, both included."""
-        times_s = self.times_s
-        if self._constant_rate:
-            positions = np.round(np.linspace(0, len(times_s) - 1, min(n, len(times_s)))).astype(int)
-        else:
-            positions = self._positions(np.linspace(0.0, times_s[-1], min(n, len(times_s))))
-        return self._frames(np.unique(positions), (0.0, self.duration_s), False)
+        """min(n, frame_count) distinct frames, spread evenly in time from the first to the last shown frame.
+
+        At a constant rate these are the frames at round(linspace(0, frame_count - 1, n)), as qwen-vl-utils
+        picks them. Otherwise each is the one on screen at its even time; where several times fall into one
+        long frame, its neighbours stand in, so that the count holds.
+        """
+        if n < 1:
+            raise ValueError(f"sample({n}): ask for at least 1 frame")
+        positions = spread(self._index.ticks, n)
+        return Frames(self._images(positions), self.times_s[positions], (0.0, self.duration_s))
 
     def crop(self, start_s: float, end_s: float, fps: float = 1.0, max_frames: int = 16) -> Frames:
-        """Frames at start, start + 1/fps, ... up to end; `max_frames` spread evenly if those are too many."""
+        """The frames at start, start + 1/fps, ... up to and at the end, without repeats; at least one.
+
+        If those are more than `max_frames`, that many times are spread evenly from the start to the end
+        instead. Times are those of the frames returned; the first may lie before the window, since
+        it shows what is on screen at its start. Raises TimeError if nothing of the video lies in the window.
+        """
         return self.crops([(start_s, end_s)], fps, max_frames)[0]
 
     def crops(
         self, windows: Sequence[tuple[float, float]], fps: float = 1.0, max_frames: int = 16
     ) -> list[Frames]:
-        """A crop for each window, in the order given, read in one ascending pass over the file."""
-        cut = [(max(0.0, start_s), min(end_s, self.duration_s)) for start_s, end_s in windows]
-        positions = [np.unique(self._positions(crop_times_s(*window, fps, max_frames))) for window in cut]
-        unique = np.unique(np.concatenate(positions)) if positions else np.array([], dtype=int)
-        images = self._read(unique)
-        crops = []
-        for asked, window, mine in zip(windows, cut, positions, strict=True):
-            chosen = images[np.searchsorted(unique, mine)]
-            crops.append(Frames(chosen, self.times_s[mine], window, tuple(asked) != window))
-        return crops
+        """`crop` for each window, in their order. The file is opened once and read in one ascending pass."""
+        if not (math.isfinite(fps) and fps > 0) or max_frames < 1:
+            raise ValueError(f"crops need fps > 0 and max_frames >= 1, not {fps} and {max_frames}")
+        cuts = [parse_window(start, end, self.duration_s) for start, end in windows]
+        times = [crop_times_s(cut.start_s, cut.end_s, fps, max_frames) for cut in cuts]
+        wanted = [np.unique(self._positions_at(asked)) for asked in times]
+        together = np.unique(np.concatenate(wanted)) if wanted else np.empty(0, dtype=np.int64)
+        images = self._images(together)
+        return [
+            Frames(
+                images if len(wanted) == 1 else images[np.searchsorted(together, positions)],
+                self.times_s[positions],
+                (cut.start_s, cut.end_s),
+                cut.clamped,
+            )
+            for cut, positions in zip(cuts, wanted, strict=True)
+        ]
 
-    def _positions(self, times_s: Sequence[float] | np.ndarray) -> np.ndarray:
-        times_s = np.asarray(times_s, dtype=np.float64)
-        positions = np.searchsorted(self.times_s, times_s + TIME_SLACK_S, side="right") - 1
-        return np.clip(positions, 0, self.frame_count - 1)
+    def _positions_at(self, times_s: np.ndarray) -> np.ndarray:
+        if np.isnan(times_s).any():
+            raise TimeError("NaN is not a time")
+        return np.maximum(np.searchsorted(self.times_s, times_s + SAME_TIME_S, side="right") - 1, 0)
 
-    def _read(self, positions: np.ndarray) -> np.ndarray:
-        if not len(positions):
-            return np.zeros((0, 0, 0, 3), dtype=np.uint8)
-        return _WORKERS.ask(self.path, "frames", (positions.tolist(),), self._timeout_s)
+    def _images(self, positions: np.ndarray) -> np.ndarray:
+        if self._closed:
+            raise ValueError(f"{self._name}: the video is closed")
+        ascending, inverse = np.unique(positions, return_inverse=True)
+        images = np.empty((len(ascending), *self.frame_shape), dtype=np.uint8)
+        if len(ascending):
+            _ask(self._name, self._timeout_s, "read", (self._index, ascending.tolist()), images)
+        return images if np.array_equal(positions, ascending) else images[inverse]
 
-    def _frames(self, positions: np.ndarray, window_s: tuple[float, float], clamped: bool) -> Frames:
-        return Frames(self._read(positions), self.times_s[positions], window_s, clamped)
+
+def open_video(
+    path_or_uri: str | os.PathLike[str], timeout_s: float = 60.0, allow_truncated: bool = False
+) -> Video:
+    """Open a video file, given as a path or a `file://` URI.
+
+    `timeout_s` holds for opening and for each read. Raises VideoError:
+
+        missing       no such file, or not a file        undecodable   not one frame can be decoded
+        empty         0 bytes                            truncated     cut off; allow_truncated=True opens it
+        no_video      sound or a cover picture only      timeout       no answer in `timeout_s` seconds
+    """
+    if not timeout_s > 0:
+        raise ValueError(f"timeout_s is {timeout_s}; give seconds above 0")
+    name = os.fsdecode(path_or_uri)
+    index = _ask(name, timeout_s, "open", (file_paths(path_or_uri),))
+    if index.cut and not allow_truncated:
+        extent = f"cut off after {len(index.ticks)} frames ({index.duration_s:.1f} s)"
+        raise VideoError("truncated", f"{name}: {extent}; allow_truncated=True opens what is there")
+    return Video(index, name, timeout_s)
+
+
+def file_paths(path_or_uri: str | os.PathLike[str]) -> list[str]:
+    """The absolute paths that a path or `file://` URI may mean, best first.
+
+    A plain path is opened as it is. A URI is decoded exactly once; `file://` put before a path that was never
+    encoded is a common spelling too, so the text as it stands comes second. Raises VideoError missing for
+    other schemes and for an empty path.
+    """
+    text = os.fsdecode(path_or_uri)
+    scheme, separator, rest = text.partition("://")
+    if separator and scheme.lower() == "file":
+        rest = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest
+        spellings = list(dict.fromkeys([os.fsdecode(unquote_to_bytes(os.fsencode(rest))), rest]))
+    else:
+        spellings = [text]
+    if not all(spellings):
+        raise VideoError("missing", "no path was given")
+    if separator and scheme.lower() in ("http", "https", "ftp", "rtsp", "rtmp", "s3"):
+        raise VideoError("missing", f"{text}: not a file; only paths and file:// URIs are read")
+    return [os.path.abspath(spelling) for spelling in spellings]
 
 
 def crop_times_s(start_s: float, end_s: float, fps: float, max_frames: int) -> np.ndarray:
-    """start, start + 1/fps, ... up to end; `max_frames` times spread evenly if more would fit.
-
-    Raises ValueError for a window without length.
-    """
-    if not end_s > start_s:
-        raise ValueError(f"the window {start_s} to {end_s} s has no length")
-    count = int((end_s - start_s) * fps + 1e-6) + 1
+    """float64 [n]: start, start + 1/fps, ... <= end; `max_frames` from start to end if those are too many."""
+    count = math.floor((end_s - start_s + SAME_TIME_S) * fps) + 1
     if count > max_frames:
         return np.linspace(start_s, end_s, max_frames)
     return start_s + np.arange(count) / fps
 
 
-@contextmanager
-def open_video(
-    path_or_uri: str | Path, timeout_s: float = 60.0, allow_truncated: bool = False
-) -> Iterator[Video]:
-    """Open a file by path or `file://` URI (decoded once); a path with `%20` in its name is opened as it is.
-
-    Raises VideoError. A file that is cut off is refused unless `allow_truncated`: then its good frames count.
-    """
-    yield Video(local_path(path_or_uri), timeout_s, allow_truncated)
-
-
-def local_path(path_or_uri: str | Path) -> str:
-    """The plain path. A `file://` prefix before a path that exists as written is only cut off."""
-    text = os.fspath(path_or_uri)
-    if not text.startswith("file://"):
-        return text
-    raw = text.removeprefix("file://")
-    return raw if Path(raw).exists() else unquote(urlsplit(text).path)
+def spread(ticks: np.ndarray, n: int) -> np.ndarray:
+    """int64 [min(n, len(ticks))]: distinct positions, evenly in time from the first to the last."""
+    last = len(ticks) - 1
+    n = min(n, last + 1)
+    if is_constant(ticks):
+        return np.round(np.linspace(0, last, n)).astype(np.int64)
+    even = np.linspace(0, ticks[-1] - ticks[0], n)
+    shown = np.searchsorted(ticks - ticks[0], even, side="right") - 1
+    order = np.arange(n)
+    ascending = np.maximum.accumulate(shown - order) + order
+    return np.minimum(ascending, last - (n - 1 - order))
 
 
-class _Worker:
-    """One child process and the pipes to it."""
-
-    def __init__(self) -> None:
-        from multiprocessing.connection import Connection
-
-        root = str(Path(__file__).resolve().parent.parent)
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", "from paravt.video_worker import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            start_new_session=True,  # Ctrl-C reaches the parent alone, which closes the pipes
-        )
-        self.requests = Connection(os.dup(self.process.stdin.fileno()), readable=False)
-        self.answers = Connection(os.dup(self.process.stdout.fileno()), writable=False)
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.answered = False
-
-    def ask(self, message: tuple, timeout_s: float) -> tuple[bool, Any]:
-        """Raises TimeoutError or OSError (EOFError too); the worker is of no use then."""
-        self.requests.send(message)
-        if not self.answers.poll(timeout_s + (0 if self.answered else START_SLACK_S)):
-            raise TimeoutError
-        self.answered = True
-        return self.answers.recv()
-
-    def end(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.requests.close()
-        self.answers.close()
-
-
-class _Workers:
-    """At most MAX_WORKERS children of this process, started when needed."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._forget()
-
-    def _forget(self) -> None:
-        """After a fork the parent's children are not ours."""
-        self._owner = os.getpid()
-        self._started: list[_Worker] = []
-        self._idle: queue.LifoQueue[_Worker | None] = queue.LifoQueue()
-        for _ in range(MAX_WORKERS):
-            self._idle.put(None)
-
-    def ask(self, path: str, request: str, arguments: tuple, timeout_s: float) -> Any:
-        with self._lock:
-            if self._owner != os.getpid():
-                self._forget()
-        worker = self._idle.get()
-        if worker is not None and worker.process.poll() is not None:  # it died while it had nothing to do
-            self._started.remove(worker)
-            worker.end()
-            worker = None
-        try:
-            if worker is None:
-                worker = _Worker()
-                self._started.append(worker)
-            good, value = worker.ask((os.path.abspath(path), request, arguments), timeout_s)
-        except (TimeoutError, EOFError, OSError) as error:
-            self._started.remove(worker)
-            worker.end()
-            worker = None
-            if isinstance(error, TimeoutError):
-                words = f"{path}: the reader did not answer within {timeout_s:g} s and was ended"
-                raise VideoError("timeout", words) from error
-            raise VideoError("undecodable", f"{path}: the reader died on this file") from error
-        except BaseException:
-            if worker is not None:  # interrupted: its next answer would be another's
-                self._started.remove(worker)
-                worker.end()
-                worker = None
-            raise
-        finally:
-            self._idle.put(worker)
-        if not good:
-            reason, words = value
-            raise VideoError(reason, f"{path}: {words}")
-        return value
-
-    def end(self) -> None:
-        if self._owner == os.getpid():
-            for worker in self._started:
-                worker.end()
-            self._forget()
-
-
-_WORKERS = _Workers()
-atexit.register(_WORKERS.end)
+def _ask(
+    name: str, timeout_s: float, operation: str, arguments: tuple, frames: np.ndarray | None = None
+) -> Any:
+    """Ask the reader; its errors name the file as the caller does."""
+    try:
+        return video_worker.request(operation, arguments, timeout_s, frames)
+    except VideoError as error:
+        raise VideoError(error.reason, f"{name}: {error}") from error
+    except video_worker.ReaderTimeout as error:
+        words = f"{name}: the reader did not answer within {timeout_s:g} s and was ended"
+        raise VideoError("timeout", words) from error
+    except video_worker.ReaderCrash as error:
+        raise VideoError("undecodable", f"{name}: the reader crashed on it ({error})") from error

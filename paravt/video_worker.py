@@ -1,234 +1,299 @@
-"""The process that touches video files: it can be ended when a file makes a decoder hang.
+"""A video reader that can be ended: native decoders run in a child process, one answer at a time.
 
-    parent                                  worker (`main` below)
-    (path, request, arguments)   ------>    index | frames
-    (True, value)                <------    or (False, (reason, words))
+Decoders hang on some files, a few of them with the interpreter lock held, and no thread can be ended. So a
+file is opened and read by a child. The parent waits on a socket until the time is up, then kills the child;
+the next request starts another one. Requests carry all that they need (the index travels along), so the
+death of a child loses nothing but the answer it owed.
 
-The index lists the frames that are really shown, by presentation time. It comes from the packets, which costs
-no decoding; where the container contradicts itself (other counts than declared, missing or repeated time
-stamps, read errors, a last frame that does not decode) each frame is decoded once to find the truth.
+    parent                                            child (`serve`)
+    (operation, arguments, limit_s)   ->
+                                      <-   F + pixels of one frame, as often as there are frames
+                                      <-   D + result    or   E + VideoError    or   X + traceback
 
-Frames are read by decord where it is right: constant rate, ascending frames. All else goes through PyAV,
-whose straight decode defines what is right. Both give the same pixels.
+Children are started when first needed and kept; threads that read at the same time get one each, up to
+`MAX_READERS`. A child is a plain interpreter that imports av and decord only: it never runs the caller's
+main module. It ends by itself when the parent is gone, and an alarm of the kernel ends it even in a hang.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+import atexit
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+import gc
 import os
 from pathlib import Path
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from typing import Any
 
-import av
-import decord
 import numpy as np
 
-from paravt.video import Index, VideoError
+from paravt.container import VideoError, stamp_of
+from paravt.decoding import read
+from paravt.indexing import Index, build_index
 
-OPEN_FILES = 4  # readers kept open; a turn's crops follow its overview
-RATE_SLACK = 0.01  # of a frame's length: more spread than this is a variable rate
+START_LIMIT_S = 120.0  # of the child itself, on a machine that is very busy
+LONGEST_LIMIT_S = 1e6  # what timers of the kernel can hold
+ALARM_GRACE_S = 5.0
+MAX_READERS = min(4, os.cpu_count() or 1)
+KNOWN_FILES = 128
+# glibc would raise these by itself, and then frames of many sizes leave holes: 150 MB instead of 60.
+STEADY_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
+ROOT = str(Path(__file__).resolve().parents[1])
+
+_HEADER = struct.Struct("!cQ")
+_FRAME, _DONE, _ERROR, _BUG = b"F", b"D", b"E", b"X"
 
 
-@dataclass
-class _Open:
-    index: Index
-    reader: decord.VideoReader | None = None
+class ReaderTimeout(Exception):
+    """The reader did not answer in time; it has been ended."""
 
 
-class Files:
-    """Indexes and readers of the files asked for last."""
+class ReaderCrash(Exception):
+    """The reader died while it worked; the text says how."""
+
+
+def request(operation: str, arguments: tuple, limit_s: float, frames: np.ndarray | None = None) -> Any:
+    """Have a reader do one thing within `limit_s` seconds, and return its result.
+
+    The time starts when a reader is free and ready. Frames that it sends fill `frames` [n, H, W, 3] in order.
+    Raises what the reader raises (VideoError), ReaderTimeout, ReaderCrash.
+    """
+    return _pool.request(operation, arguments, min(limit_s, LONGEST_LIMIT_S), frames)
+
+
+class _Reader:
+    """One child process."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[tuple, _Open] = OrderedDict()
-
-    def index(self, path: str) -> Index:
-        return self._get(path).index
-
-    def frames(self, path: str, positions: list[int]) -> np.ndarray:
-        """uint8 [n, H, W, 3], upright, for ascending `positions` in the index."""
-        file = self._get(path)
-        if not file.index.constant_rate or file.index.rotation or not file.index.keys:
-            return _frames_by_pyav(path, file.index, positions)
+        self.socket, theirs = socket.socketpair()
+        begin = f"import sys; sys.path.insert(0, {ROOT!r}); from paravt.video_worker import serve; "
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", f"{begin}serve({theirs.fileno()})"],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=STEADY_MEMORY | os.environ,
+            )
+        self._until_s = time.monotonic() + START_LIMIT_S
         try:
-            if file.reader is None:
-                file.reader = decord.VideoReader(path, num_threads=1)
-            if len(file.reader) == len(file.index.pts):
-                return file.reader.get_batch(positions).asnumpy()
-        except decord.DECORDError:
-            pass  # PyAV decides what can be read
-        return _frames_by_pyav(path, file.index, positions)
+            self._answer(None)
+        except BaseException as error:
+            self.kill()
+            code = self.process.returncode
+            why = f"its process ended with exit code {code}; `python -m paravt.video_worker` shows why"
+            raise RuntimeError(f"the video reader does not start: {why}") from error
 
-    def _get(self, path: str) -> _Open:
-        if not Path(path).is_file():
-            raise VideoError("missing", "there is no such file")
-        stat = os.stat(path)
-        key = (path, stat.st_size, stat.st_mtime_ns)
-        if key not in self._open:
-            self._open[key] = _Open(make_index(path))
-            while len(self._open) > OPEN_FILES:
-                self._open.popitem(last=False)
-        self._open.move_to_end(key)
-        return self._open[key]
+    def request(self, operation: str, arguments: tuple, limit_s: float, frames: np.ndarray | None) -> Any:
+        """Leaves a reader that can be asked again, or a dead one."""
+        try:
+            self._until_s = time.monotonic() + limit_s
+            body = pickle.dumps((operation, arguments, limit_s))
+            self._in_time()
+            self.socket.sendall(_HEADER.pack(_DONE, len(body)) + body)
+            return self._answer(frames)
+        except TimeoutError as error:
+            self.kill()
+            raise ReaderTimeout from error
+        except OSError as error:
+            self.kill()
+            raise ReaderCrash(f"it ended with exit code {self.process.returncode}") from error
+        except (VideoError, _ReaderBug):
+            raise
+        except BaseException:
+            self.kill()  # Ctrl-C in the middle of an answer: its rest must never be read as another
+            raise
 
-
-def make_index(path: str) -> Index:
-    """The index of a file. Raises VideoError; its message is completed with the path by the parent."""
-    if Path(path).stat().st_size == 0:
-        raise VideoError("empty", "the file has no bytes")
-    try:
-        with av.open(path) as container:
-            stream = _video_stream(container)
-            index = _index_by_packets(container, stream)
-            last = index and _last_frame(container, stream, index)
-            if last is not None:
-                return index._replace(rotation=last.rotation % 360)
-        with av.open(path) as container:
-            return _index_by_decoding(container, _video_stream(container))
-    except av.error.FFmpegError as error:
-        raise VideoError("undecodable", str(error)) from error
-
-
-def _video_stream(container: av.container.InputContainer) -> av.VideoStream:
-    """The first stream that is a film; a cover picture is not one."""
-    for stream in container.streams.video:
-        if not stream.disposition & av.stream.Disposition.attached_pic:
-            stream.thread_type = "NONE"
-            return stream
-    raise VideoError("no_video", "it has no video stream")
-
-
-def _index_by_packets(container: av.container.InputContainer, stream: av.VideoStream) -> Index | None:
-    """The index from time stamps alone; None if the container contradicts itself."""
-    stamps, ends, keys = [], [], []
-    for packet in container.demux(stream):
-        if packet.size == 0:
-            continue  # the flush packet
-        if packet.pts is None or packet.is_corrupt or packet.is_discard:
-            return None
-        stamps.append(packet.pts)
-        ends.append(packet.pts + (packet.duration or 0))
-        if packet.is_keyframe:
-            keys.append(packet.pts)
-    if not stamps or len(set(stamps)) != len(stamps):
-        return None
-    if not keys or (stream.frames and stream.frames != len(stamps)):
-        return None
-    return _index(np.sort(np.array(stamps, dtype=np.int64)), max(ends), stream, keys=tuple(sorted(keys)))
-
-
-def _index(
-    pts: np.ndarray,
-    end: int,
-    stream: av.VideoStream,
-    rotation: int = 0,
-    truncated: bool = False,
-    keys: tuple[int, ...] = (),
-) -> Index:
-    steps = np.diff(pts)
-    step = float(steps.mean()) if len(steps) else 0.0
-    constant = len(steps) > 0 and bool(np.abs(steps - step).max() <= max(1.0, RATE_SLACK * step))
-    if end <= pts[-1]:  # no duration is declared: the last frame lasts as long as the others
-        fallback = 1 / float(stream.average_rate or 25) / float(stream.time_base)
-        end = int(pts[-1] + round(step or fallback))
-    return Index(pts, float(stream.time_base), int(end), constant, rotation, truncated, keys)
-
-
-def _last_frame(
-    container: av.container.InputContainer, stream: av.VideoStream, index: Index
-) -> av.VideoFrame | None:
-    """The last frame, decoded from the last key frame; None if the end of the index is not really shown."""
-    container.seek(index.keys[-1], stream=stream)
-    last = None
-    for frame in container.decode(stream):
-        last = frame
-    return last if last is not None and last.pts == index.pts[-1] else None
-
-
-def _index_by_decoding(container: av.container.InputContainer, stream: av.VideoStream) -> Index:
-    """The frames that a straight decode shows, as far as it goes."""
-    stamps: list[int] = []
-    end, rotation, broken = 0, 0, False
-    try:
-        for frame in container.decode(stream):
-            if frame.pts is None or (stamps and frame.pts <= stamps[-1]):
-                continue  # a frame without a time of its own cannot be asked for
-            stamps.append(frame.pts)
-            end, rotation = frame.pts + (frame.duration or 0), frame.rotation
-    except av.error.FFmpegError:
-        broken = True
-    if not stamps:
-        raise VideoError("undecodable", "no frame of it can be decoded")
-    truncated = broken or bool(stream.frames and len(stamps) < stream.frames)
-    return _index(np.array(stamps, dtype=np.int64), end, stream, rotation % 360, truncated)
-
-
-def _frames_by_pyav(path: str, index: Index, positions: list[int]) -> np.ndarray:
-    """Frames by exact time stamp; if seeking misses one, a decode from the start decides."""
-    wanted = [int(index.pts[position]) for position in positions]
-    found = _decode(path, wanted, index.keys)
-    if index.keys and len(found) < len(set(wanted)):
-        found = _decode(path, wanted, ())
-    missing = [stamp for stamp in wanted if stamp not in found]
-    if missing:
-        raise VideoError("undecodable", f"the frame at {missing[0] * index.time_base:.3f} s does not decode")
-    return np.stack([found[stamp] for stamp in wanted])
-
-
-def _decode(path: str, wanted: list[int], keys: tuple[int, ...]) -> dict[int, np.ndarray]:
-    """One ascending pass over the file; it jumps only where a key frame lies ahead of the decoder."""
-    found: dict[int, np.ndarray] = {}
-    with av.open(path) as container:
-        stream = _video_stream(container)
-        frames, at = None, None
-        for stamp in wanted:
-            if stamp in found:
+    def _answer(self, frames: np.ndarray | None) -> Any:
+        count = 0
+        while True:
+            kind, size = _HEADER.unpack(self._receive(bytearray(_HEADER.size)))
+            if kind == _FRAME:
+                self._receive(memoryview(frames[count]).cast("B"))
+                count += 1
                 continue
-            number = bisect_right(keys, stamp)
-            key = keys[number - 1] if number else None
-            if frames is None or (key is not None and at < key):
-                if key is not None:
-                    container.seek(key, stream=stream)
-                frames = container.decode(stream)
-            try:
-                for frame in frames:
-                    if frame.pts is None:
-                        continue
-                    at = frame.pts
-                    if at == stamp:
-                        found[stamp] = _upright(frame)
-                    if at >= stamp:
-                        break
-            except av.error.FFmpegError:
-                break
-    return found
+            body = pickle.loads(self._receive(bytearray(size)))
+            if kind == _DONE:
+                return body
+            if kind == _ERROR:
+                raise body
+            raise _ReaderBug(f"the video reader failed in a way that it should not:\n{body}")
 
+    def _receive(self, buffer: bytearray | memoryview) -> bytearray | memoryview:
+        view = memoryview(buffer)
+        while view:
+            self._in_time()
+            got = self.socket.recv_into(view)
+            if not got:
+                raise ConnectionResetError("the reader closed its socket")
+            view = view[got:]
+        return buffer
 
-def _upright(frame: av.VideoFrame) -> np.ndarray:
-    image = frame.to_ndarray(format="rgb24")
-    turns = round(frame.rotation / 90) % 4
-    return np.ascontiguousarray(np.rot90(image, turns)) if turns else image
+    def _in_time(self) -> None:
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        self.socket.settimeout(left_s)
 
+    @property
+    def alive(self) -> bool:
+        return self.process.poll() is None
 
-def main() -> None:
-    """Answer requests on standard input until it closes."""
-    from multiprocessing.connection import Connection
+    def kill(self) -> None:
+        self.process.kill()
+        self.close()
 
-    requests = Connection(os.dup(0), writable=False)
-    answers = Connection(os.dup(1), readable=False)
-    os.dup2(2, 1)  # what a decoder prints must not mix with answers
-    av.logging.set_level(av.logging.PANIC)
-    decord.logging.set_level(decord.logging.QUIET)
-    files = Files()
-    while True:
+    def close(self) -> None:
+        """Without its parent's socket the child ends; one that does not is killed."""
+        self.socket.close()
         try:
-            path, request, arguments = requests.recv()
-        except (EOFError, KeyboardInterrupt):
-            return
-        try:
-            answers.send((True, getattr(files, request)(path, *arguments)))
-        except VideoError as error:
-            answers.send((False, (error.reason, str(error))))
-        except Exception as error:  # the worker boundary: any decoder fault belongs to its file
-            answers.send((False, ("undecodable", f"{type(error).__name__}: {error}")))
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead network disk
+                self.process.wait(timeout=2)
 
+
+class _ReaderBug(RuntimeError):
+    """An error of the reader that is no VideoError; the text is its traceback."""
+
+
+class _Pool:
+    """Idle readers; the one used last is taken first, since it knows the file."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.idle: list[_Reader] = []
+        self.count = 0
+
+    def request(self, operation: str, arguments: tuple, limit_s: float, frames: np.ndarray | None) -> Any:
+        reader = self._take()
+        try:
+            return reader.request(operation, arguments, limit_s, frames)
+        finally:
+            self._give(reader)
+
+    def _take(self) -> _Reader:
+        with self.changed:
+            while not self.idle and self.count >= MAX_READERS:
+                self.changed.wait()
+            reader = self.idle.pop() if self.idle else None
+            self.count += reader is None
+        if reader is not None and reader.alive:
+            return reader
+        try:
+            if reader is not None:  # ended by someone else while it was idle
+                reader.close()
+            return _Reader()
+        except BaseException:
+            self._give(None)
+            raise
+
+    def _give(self, reader: _Reader | None) -> None:
+        with self.changed:
+            if reader is not None and reader.alive:
+                self.idle.append(reader)
+            else:
+                self.count -= 1
+            self.changed.notify()
+
+    def close(self) -> None:
+        with self.changed:
+            idle, self.idle = self.idle, []
+            self.count -= len(idle)
+        for reader in idle:
+            reader.close()
+
+
+_pool = _Pool()
+
+
+def _forget() -> None:
+    """A forked process must not talk to its parent's readers."""
+    global _pool
+    _pool = _Pool()
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(lambda: _pool.close())
+
+
+# The child
+
+
+def serve(descriptor: int) -> None:
+    """Answer requests until the parent closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    parent_gone = (EOFError, BrokenPipeError, ConnectionResetError)
+    with socket.socket(fileno=descriptor) as channel, suppress(*parent_gone):
+        _send(channel, _DONE, None)
+        gc.freeze()  # modules are never garbage: leaving them out makes each collection quick
+        known: OrderedDict[tuple, Index] = OrderedDict()
+        while True:
+            _, size = _HEADER.unpack(_receive_exactly(channel, _HEADER.size))
+            operation, arguments, limit_s = pickle.loads(_receive_exactly(channel, size))
+            signal.setitimer(signal.ITIMER_REAL, limit_s + ALARM_GRACE_S)
+            _do(channel, known, operation, arguments)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            gc.collect()  # an open container and its streams hold each other, with their decoders
+
+
+def _do(channel: socket.socket, known: OrderedDict, operation: str, arguments: tuple) -> None:
+    def send_frame(image: np.ndarray) -> None:
+        channel.sendall(_HEADER.pack(_FRAME, image.nbytes))
+        channel.sendall(memoryview(np.ascontiguousarray(image)).cast("B"))
+
+    work: dict[str, Callable] = {
+        "open": lambda candidates: _open(known, candidates),
+        "read": lambda index, positions: read(index, positions, send_frame),
+    }
+    try:
+        result = work[operation](*arguments)
+    except VideoError as error:
+        _send(channel, _ERROR, error)
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception:  # the worker boundary: whatever it is goes to the parent
+        _send(channel, _BUG, traceback.format_exc())
+    else:
+        _send(channel, _DONE, result)
+
+
+def _open(known: OrderedDict[tuple, Index], candidates: Sequence[str]) -> Index:
+    """The index of the first of `candidates` that exists; a file that has not changed is indexed once."""
+    path = next((path for path in candidates if os.path.lexists(path)), candidates[0])
+    key = (path, stamp_of(path))
+    if key not in known:
+        known[key] = build_index(path)
+        if len(known) > KNOWN_FILES:
+            known.popitem(last=False)
+    known.move_to_end(key)
+    return known[key]
+
+
+def _send(channel: socket.socket, kind: bytes, body: object) -> None:
+    data = pickle.dumps(body)
+    channel.sendall(_HEADER.pack(kind, len(data)) + data)
+
+
+def _receive_exactly(channel: socket.socket, size: int) -> bytearray:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        got = channel.recv_into(view)
+        if not got:
+            raise EOFError
+        view = view[got:]
+    return buffer

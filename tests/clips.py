@@ -1,107 +1,129 @@
-"""Small made clips: 64 x 64, 30 frames a second, the frame's number coded in its brightness."""
+"""Made clips with known answers, and the straight PyAV decode that defines what is right.
+
+A frame shows its own number: four grey quadrants, each one octal digit of it (0-4095), which survives H.264.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+import shutil
 
 import av
 import numpy as np
 
-FPS = 30
-STEP = 6  # brightness levels between frames; numbers repeat after 40 frames
-
-
-def brightness(number: int) -> int:
-    return 8 + STEP * (number % 40)
+ODD_NAME = "mon été 视频 1 %20#x.mp4"
 
 
 def picture(number: int, size: tuple[int, int] = (64, 64)) -> np.ndarray:
-    return np.full((*size, 3), brightness(number), dtype=np.uint8)
+    """uint8 [height, width, 3] with the number in it; `size` is (width, height)."""
+    width, height = size
+    image = np.empty((height, width, 3), dtype=np.uint8)
+    for place in range(4):
+        rows = slice(height // 2) if place < 2 else slice(height // 2, None)
+        columns = slice(width // 2) if place % 2 == 0 else slice(width // 2, None)
+        image[rows, columns] = 32 * (number >> 3 * place & 7) + 16
+    return image
+
+
+def number_in(image: np.ndarray) -> int:
+    """The number that `picture` put into an upright frame."""
+    height, width, _ = image.shape
+    number = 0
+    for place in range(4):
+        row, column = (1 + 2 * (place // 2)) * height // 4, (1 + 2 * (place % 2)) * width // 4
+        value = image[row - 4 : row + 4, column - 4 : column + 4].mean()
+        number |= min(7, max(0, round((value - 16) / 32))) << 3 * place
+    return number
+
+
+def numbers_in(images: np.ndarray) -> list[int]:
+    return [number_in(image) for image in images]
 
 
 def write_clip(
     path: Path,
-    frames: int,
-    *,
-    stamps: Sequence[int] | None = None,
-    key_every: int = 30,
-    images: Sequence[np.ndarray] | np.ndarray | None = None,
+    count: int = 60,
+    fps: int | Fraction = 30,
+    size: tuple[int, int] = (64, 64),
+    times_ms: Sequence[int] | None = None,
+    rotation: int = 0,
+    draw: Callable[[int], np.ndarray] | None = None,
+    codec: str = "libx264",
+    pixels: str = "yuv420p",
     options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
 ) -> Path:
-    """H.264 in mp4. `stamps` are presentation times in thousandths of a second (variable rate)."""
-    with av.open(str(path), "w", options=options or {}) as container:
-        stream = container.add_stream("libx264", rate=FPS)
-        stream.width, stream.height, stream.pix_fmt = 64, 64, "yuv420p"
-        stream.options = {"crf": "10", "g": str(key_every), "threads": "1", "sc_threshold": "0"}
-        stream.codec_context.time_base = stream.time_base = Fraction(1, 1000) if stamps else Fraction(1, FPS)
-        for number in range(frames):
-            image = images[number] if images is not None else picture(number)
+    """Write `count` frames at a constant rate, or one at each of `times_ms` (then `count` is ignored)."""
+    count = count if times_ms is None else len(times_ms)
+    with av.open(str(path), "w", options=container_options or {}) as container:
+        stream = container.add_stream(codec, rate=fps)
+        stream.width, stream.height = size
+        stream.pix_fmt = pixels
+        stream.options = {"preset": "veryfast", "threads": "1"} | (options or {}) if "264" in codec else {}
+        if times_ms is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        if rotation:
+            stream.set_display_rotation(rotation)
+        for number in range(count):
+            image = draw(number) if draw else picture(number, size)
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            frame.pts = stamps[number] if stamps else number
-            frame.time_base = stream.codec_context.time_base
+            frame.pts = number if times_ms is None else times_ms[number]
+            frame.time_base = 1 / Fraction(fps) if times_ms is None else Fraction(1, 1000)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path
 
 
-def write_tone(path: Path, cover: bool = False) -> Path:
-    """A second of sound; with a cover picture if asked, which is a still and no film."""
+def write_tone(path: Path, seconds: float = 1.0, cover: bool = False) -> Path:
+    """Sound only, or sound with a cover picture."""
+    rate = 48_000
     with av.open(str(path), "w") as container:
-        sound = container.add_stream("aac", rate=44_100)
-        art = None
+        stream = container.add_stream("aac", rate=rate, layout="mono")
+        picture_stream = None
         if cover:
-            art = container.add_stream("mjpeg")
-            art.width, art.height, art.pix_fmt = 64, 64, "yuvj420p"
-            art.disposition = av.stream.Disposition.attached_pic
-            frame = av.VideoFrame.from_ndarray(picture(3), format="rgb24").reformat(format="yuvj420p")
-            container.mux(art.encode(frame))
-        wave = np.zeros((1, 44_100), dtype=np.float32)
-        frame = av.AudioFrame.from_ndarray(wave, format="fltp", layout="mono")
-        frame.sample_rate, frame.pts = 44_100, 0
-        container.mux(sound.encode(frame))
-        container.mux(sound.encode())
+            picture_stream = container.add_stream("mjpeg", rate=1)
+            picture_stream.width, picture_stream.height, picture_stream.pix_fmt = 64, 64, "yuvj420p"
+            picture_stream.disposition = av.stream.Disposition.attached_pic
+        samples = np.sin(np.arange(int(rate * seconds)) * 440 * 2 * np.pi / rate).astype(np.float32)
+        if picture_stream is not None:
+            still = av.VideoFrame.from_ndarray(picture(0), format="rgb24")
+            still.pts = 0
+            container.mux(picture_stream.encode(still))
+            container.mux(picture_stream.encode())
+        for start in range(0, len(samples), 1024):
+            block = av.AudioFrame.from_ndarray(samples[None, start : start + 1024], "fltp", "mono")
+            block.sample_rate, block.pts = rate, start
+            container.mux(stream.encode(block))
+        container.mux(stream.encode())
     return path
 
 
-def write_rotated(path: Path) -> Path:
-    """A clip whose left half is bright, with a display matrix that turns it by a quarter."""
-    image = np.zeros((64, 64, 3), dtype=np.uint8)
-    image[:, :32] = 220
-    plain = write_clip(path.with_suffix(".plain.mp4"), 12, images=[image] * 12)
-    data = bytearray(plain.read_bytes())
-    zero, one = bytes(4), (0x10000).to_bytes(4, "big")
-    identity = one + zero * 3 + one + zero * 3 + (0x40000000).to_bytes(4, "big")
-    turned = zero + one + zero + (-0x10000).to_bytes(4, "big", signed=True) + zero * 4
-    turned += (0x40000000).to_bytes(4, "big")
-    at = data.index(identity, data.index(b"tkhd"))  # the matrix of the track, not of the movie
-    data[at : at + len(identity)] = turned
-    path.write_bytes(bytes(data))
-    return path
-
-
-def write_truncated(path: Path, frames: int = 150, share: float = 0.6) -> Path:
-    """The first `share` of a file whose index stands at its beginning."""
-    rng = np.random.default_rng(0)
-    whole = write_clip(
-        path.with_suffix(".whole.mp4"),
-        frames,
-        key_every=15,
-        options={"movflags": "+faststart"},
-        images=rng.integers(0, 255, (frames, 64, 64, 3), dtype=np.uint8),
-    )
+def write_truncated(path: Path, count: int = 300, share: float = 0.6, **details) -> Path:
+    """The first `share` of the bytes of a clip whose header stands in front."""
+    whole = path.with_name(f"whole-{path.name}")
+    write_clip(whole, count, container_options={"movflags": "faststart"}, **details)
     data = whole.read_bytes()
     path.write_bytes(data[: int(len(data) * share)])
+    whole.unlink()
     return path
 
 
-def straight_decode(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The definition: every frame in turn, upright, with its time from the first one."""
-    images, times = [], []
+def write_named(folder: Path, source: Path, name: str = ODD_NAME) -> Path:
+    """A copy of `source` under an odd name."""
+    return Path(shutil.copyfile(source, folder / name))
+
+
+def straight(path: Path | str) -> tuple[list[np.ndarray], np.ndarray]:
+    """The definition: decode from the start until PyAV stops. Upright frames and their times."""
+    images: list[np.ndarray] = []
+    times: list[Fraction] = []
     with av.open(str(path)) as container:
-        for frame in container.decode(container.streams.video[0]):
-            image = frame.to_ndarray(format="rgb24")
-            images.append(np.rot90(image, round(frame.rotation / 90) % 4))
-            times.append(float(frame.pts * frame.time_base))
-    return np.stack(images), np.array(times) - times[0]
+        try:
+            for frame in container.decode(video=0):
+                images.append(np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90))
+                times.append(frame.pts * frame.time_base)
+        except av.error.FFmpegError:
+            pass
+    return images, np.array([float(time - times[0]) for time in times])
