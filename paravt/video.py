@@ -2,15 +2,15 @@
 
 Time 0 is the first shown frame, and the frame at time t is the last one shown at or before t. Both come from
 presentation timestamps, never from a declared rate or count. A frame depends on the file and the time alone:
-not on what was read before, nor in which order, thread or backend (`paravt.indexing` finds the times,
-`paravt.decoding` the frames).
+not on what was read before, nor in which order, thread or backend (`paravt.reading.indexing` finds the times,
+`paravt.reading.decoding` the frames).
 
     sample(n)          n frames spread evenly in time, the first and the last shown frame included
     crop(start, end)   start, start + 1/fps, ... up to end; spread evenly if those are too many
     crops(windows)     the same for several windows, in one ascending pass over the file
 
 Nothing here hangs: each call is answered by a reader process within `timeout_s` seconds, or that process is
-ended and the call raises VideoError with reason timeout (`paravt.video_worker`).
+ended and the call raises VideoError with reason timeout (`paravt.reading.worker`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
-from paravt import video_worker
-from paravt.container import VideoError
-from paravt.indexing import Index, is_constant
+from paravt.reading import worker
+from paravt.reading.container import VideoError
+from paravt.reading.indexing import Index, is_constant
 from paravt.times import TimeError, parse_window
 
 __all__ = ["Frames", "Video", "VideoError", "file_paths", "open_video"]
@@ -233,11 +233,11 @@ def _ask(
 ) -> Any:
     """Ask the reader; its errors name the file as the caller does."""
     try:
-        return video_worker.request(operation, arguments, timeout_s, frames)
+        return worker.request(operation, arguments, timeout_s, frames)
     except VideoError as error:
         raise VideoError(error.reason, f"{name}: {error}") from error
-    except video_worker.ReaderTimeout as error:
+    except worker.ReaderTimeout as error:
         words = f"{name}: the reader did not answer within {timeout_s:g} s and was ended"
         raise VideoError("timeout", words) from error
-    except video_worker.ReaderCrash as error:
+    except worker.ReaderCrash as error:
         raise VideoError("undecodable", f"{name}: the reader crashed on it ({error})") from error

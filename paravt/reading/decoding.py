@@ -6,7 +6,7 @@ are those of PyAV, bit for bit. Everything else, and frames so small that decord
 decoding, is read by PyAV. Both convert colours alike (PyAV's `to_ndarray(format="rgb24")`), so a frame
 depends on the file and its position alone.
 
-This module runs inside the reader process (`paravt.video_worker`): it needs no torch.
+This module runs inside the reader process (`paravt.reading.worker`): it needs no torch.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 import numpy as np
 
-from paravt.container import VideoError, open_container, stamp_of, words
-from paravt.indexing import Index
+from paravt.reading.container import VideoError, open_container, stamp_of, words
+from paravt.reading.indexing import Index
 
 DECORD_CHUNK = 8
 THREADED_PIXELS = 500_000  # threads pay from about 960x540 on

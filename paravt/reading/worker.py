@@ -37,9 +37,9 @@ from typing import Any
 
 import numpy as np
 
-from paravt.container import VideoError, stamp_of
-from paravt.decoding import read
-from paravt.indexing import Index, build_index
+from paravt.reading.container import VideoError, stamp_of
+from paravt.reading.decoding import read
+from paravt.reading.indexing import Index, build_index
 
 START_LIMIT_S = 120.0  # of the child itself, on a machine that is very busy
 LONGEST_LIMIT_S = 1e6  # what timers of the kernel can hold
@@ -48,7 +48,7 @@ MAX_READERS = min(4, os.cpu_count() or 1)
 KNOWN_FILES = 128
 # glibc would raise these by itself, and then frames of many sizes leave holes: 150 MB instead of 60.
 STEADY_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "131072", "MALLOC_TRIM_THRESHOLD_": "131072"}
-ROOT = str(Path(__file__).resolve().parents[1])
+ROOT = str(Path(__file__).resolve().parents[2])
 
 _HEADER = struct.Struct("!cQ")
 _FRAME, _DONE, _ERROR, _BUG = b"F", b"D", b"E", b"X"
@@ -76,7 +76,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.socket, theirs = socket.socketpair()
-        begin = f"import sys; sys.path.insert(0, {ROOT!r}); from paravt.video_worker import serve; "
+        begin = f"import sys; sys.path.insert(0, {ROOT!r}); from paravt.reading.worker import serve; "
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", f"{begin}serve({theirs.fileno()})"],
@@ -92,7 +92,7 @@ class _Reader:
         except BaseException as error:
             self.kill()
             code = self.process.returncode
-            why = f"its process ended with exit code {code}; `python -m paravt.video_worker` shows why"
+            why = f"its process ended with exit code {code}; `python -m paravt.reading.worker` shows why"
             raise RuntimeError(f"the video reader does not start: {why}") from error
 
     def request(self, operation: str, arguments: tuple, limit_s: float, frames: np.ndarray | None) -> Any:

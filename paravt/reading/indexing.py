@@ -21,8 +21,8 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 import numpy as np
 
-from paravt.container import Stamp, VideoError, open_container, stamp_of, video_stream, words
-from paravt.h264 import Entry, h264_entry, length_prefix
+from paravt.reading.container import Stamp, VideoError, open_container, stamp_of, video_stream, words
+from paravt.reading.h264 import Entry, h264_entry, length_prefix
 
 VERIFY_PIXELS = 60_000_000  # decoded at most while indexing: about a quarter of a second
 TAIL_PIXELS = 600_000_000  # a last group of pictures longer than this is believed without decoding
