@@ -16,7 +16,6 @@ import hashlib
 from pathlib import Path
 import time
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
 from paravt.benchmarks.registry import Benchmark
 from paravt.benchmarks.results import Result, ResultStore, canonical_hash
@@ -25,6 +24,7 @@ from paravt.protocol import read_choice, read_open, read_span
 from paravt.reporter import Reporter
 from paravt.rewards import score
 from paravt.rollout import Rollout, Sample
+from paravt.video import file_paths
 
 if TYPE_CHECKING:
     from paravt.chat import ChatEncoder
@@ -212,8 +212,8 @@ def readable(sample: Sample, answer: str | None) -> bool:
 @lru_cache(maxsize=100_000)
 def video_fingerprint(video: str) -> str:
     """Size, first and last MiB of the file, hashed; "missing" if there is none. Read once per run."""
-    path = Path(unquote(urlsplit(video).path) if video.startswith("file://") else video)
-    if not path.is_file():
+    path = next((Path(path) for path in file_paths(video) if Path(path).is_file()), None)
+    if path is None:
         return "missing"
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

@@ -19,7 +19,7 @@ import json
 from pathlib import PurePosixPath
 import re
 from typing import Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from paravt.rollout import LETTERS, Sample
 
@@ -152,7 +152,7 @@ def plain_options(options: Sequence[str]) -> tuple[str, ...]:
 
 def video_name(video: str) -> str:
     """The last part of a path or file URI (decoded once): all that a prompt tells about where a file lies."""
-    path = unquote(urlsplit(video).path) if video.startswith("file://") else video
+    path = unquote(video.removeprefix("file://")) if video.startswith("file://") else video
     return PurePosixPath(path).name
 
 
