@@ -58,7 +58,7 @@ from paravt.training import TrainingRun, TrainResult, publish_model
 log = logging.getLogger("paravt")
 
 SHOW_EVERY = 5  # steps between rollouts that are handed to the reporter
-MOST_EMPTY = 3  # steps in a row in which every episode failed
+MOST_EMPTY = 3  # steps in a row in which no episode had a reward
 RATIO_SLACK = 0.05  # of the first step's mean importance ratio around 1
 
 Score = Callable[[Rollout, Sample], Reward]
@@ -111,7 +111,7 @@ def train(
     `ref_model` is the frozen start; None copies `model` as it is handed in, if the KL needs it. An engine
     whose `.model` is `model` samples from the weights in place; any other one is given a folder after each
     step. Raises CheckpointError (disk, or a checkpoint of another run), NonFiniteLoss, EngineError,
-    ValueError (no samples, or ids that repeat), RuntimeError (every episode of three steps in a row failed).
+    ValueError (no samples, or ids that repeat), RuntimeError (three steps in a row without any reward).
     """
     ids = [sample.id for sample in samples]
     if len(set(ids)) != len(ids):
@@ -218,12 +218,12 @@ class _Loop:
             words = {"; ".join(reward.reasons) for _, reward in pairs if reward.total is None}
             for why in sorted(words):
                 log.warning("step %d, sample %s: no reward: %s", step + 1, group.sample.id, why)
-        failed = all(r.stop_reason == "failed" for group in groups for r in group.rollouts)
-        self.empty_steps = self.empty_steps + 1 if failed else 0
+        empty = all(reward.total is None for group in groups for reward in group.rewards)
+        self.empty_steps = self.empty_steps + 1 if empty else 0
         if self.empty_steps == MOST_EMPTY:
             raise RuntimeError(
-                f"every episode of {MOST_EMPTY} steps in a row failed; the last, in step {step + 1}: "
-                f"sample {groups[-1].sample.id}: {groups[-1].rollouts[-1].error}"
+                f"no episode of {MOST_EMPTY} steps in a row had a reward; the last, in step {step + 1}: "
+                f"sample {groups[-1].sample.id}: {'; '.join(groups[-1].rewards[-1].reasons)}"
             )
 
     def update(self, step: int, rows: StepRows, ids: Sequence[str]) -> dict[str, float]:

@@ -196,12 +196,17 @@ def _expression(node: ast.expr) -> Iterator[Outcome]:
         for statement in inner.body if inner else ():
             if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
                 yield _call(statement.value)
+        if not inner and f"{TOOL_NAME}(" in node.value:
+            yield ToolError("not a valid Python call")
     elif isinstance(node, ast.Call):
         if isinstance(node.func, ast.Name) and node.func.id == "print":
             for item in node.args:
                 yield from _expression(item)
         else:
             yield _call(node)
+    elif any(isinstance(part, ast.Call) for part in ast.walk(node)):
+        # A call inside a sum, a dict or a comprehension was begun too: it is answered, never passed over.
+        yield ToolError("only plain calls are run")
 
 
 def _call(node: ast.Call) -> Outcome:

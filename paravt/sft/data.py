@@ -44,12 +44,12 @@ def trace_conversation(
 def gold_text(text: str, config: EpisodeConfig) -> str:
     """What is left to write of a main turn: all of it, less the prefix that is forced.
 
-    Traces may be written with or without their opening `<think>`.
+    Traces may be written with or without their opening `<think>`, and with or without a newline after it.
     """
     if config.mode == "direct":
         return text
-    whole = text if text.startswith("<think>") else THINK_PREFIX + text
-    return whole.removeprefix(main_prefix(config))
+    body = text.removeprefix("<think>").removeprefix("\n") if text.startswith("<think>") else text
+    return (THINK_PREFIX + body).removeprefix(main_prefix(config))
 
 
 def read_frames(encoder: ChatEncoder, trace: TraceRow, video_root: str | Path = ".") -> Frames:

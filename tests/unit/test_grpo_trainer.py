@@ -132,7 +132,7 @@ def test_a_group_whose_video_is_missing_is_counted_and_the_run_goes_on(clips, tm
 
 def test_a_run_in_which_nothing_works_ends_with_the_reason(clips, tmp_path):
     lost = [Sample(f"lost{i}", "missing.mp4", "?", "A", "mcq", ("a", "b")) for i in range(2)]
-    with pytest.raises(RuntimeError, match="every episode of 3 steps in a row failed.*step 3: sample lost"):
+    with pytest.raises(RuntimeError, match="no episode of 3 steps .*step 3: sample lost.: failed: .*missing"):
         run(clips, tmp_path, grpo_setup(steps=9), lost)
 
 
@@ -144,6 +144,8 @@ def test_totals_that_are_missing_train_nothing_and_are_counted(clips, tmp_path):
     assert result.counts == {"no_reward": 16}
     assert [row["update_skipped"] for row in rows] == [1, 1]
     assert all("reward/total" not in row for row in rows)
+    with pytest.raises(RuntimeError, match="no episode of 3 steps in a row had a reward.*verdict is missing"):
+        run(clips, tmp_path / "longer", grpo_setup(steps=4), score_fn=unknown)
 
 
 def test_greedy_groups_repeated_ids_and_a_moving_reference_are_refused(clips, tmp_path):

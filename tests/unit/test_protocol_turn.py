@@ -275,6 +275,21 @@ def test_several_python_calls_with_a_bad_line_between():
 
 
 @pytest.mark.parametrize(
+    "second",
+    [
+        '"crop_video(3, "',
+        "both = {'a': crop_video(3, 4)}",
+        "[crop_video(i, i + 4) for i in (3, 4)]",
+        "crop_video(3, 4) or None",
+    ],
+)
+def test_a_python_call_that_cannot_be_run_is_never_passed_over(second):
+    turn = parse_turn(f"{THINK}<tool_code>crop_video(1, 2)\n{second}</tool_code>")
+    assert [type(c) for c in turn.calls] == [ToolCall, ToolError]
+    assert windows(turn) == [(1, 2)] and not turn.well_formed
+
+
+@pytest.mark.parametrize(
     "code, message",
     [
         ("", "empty call"),
