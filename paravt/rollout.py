@@ -120,8 +120,10 @@ class Turn:
 
     @property
     def well_formed(self) -> bool:
-        """Think closed, and either only valid closed calls or exactly one non-empty closed answer."""
-        if not (self.think_opened and self.think_closed):
+        """A closed think that says something, and either only valid closed calls or exactly one non-empty
+        closed answer.
+        """
+        if not (self.think_opened and self.think_closed and self.think and self.think.strip()):
             return False
         if self.calls:
             return self.calls_closed and len(self.valid_calls) == len(self.calls) and not self.answer_opened

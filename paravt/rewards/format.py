@@ -1,12 +1,14 @@
 """Which structural sites an episode needed, and which of them it wrote well.
 
-    format = sites that are right / sites needed
+    format = 1/2 [every think is right] + 1/2 [every act is right]
 
-Each turn needs a think that is closed and says something, and then either calls, each valid and closed, or
-one closed answer with content. The last turn needs the answer. An answer begun beside calls is a site of its
-own that is wrong. So an episode of the best score is a compliant one, with any number of calls or with none:
-calling or skipping neither gains nor loses format. (Being a mean, the score of an episode with a fault does
-depend on how much it wrote well besides; it stays below that of one without.)
+Each turn needs a think that is closed and says something, and an act: either calls, each valid and closed, or
+one closed answer with content. The last turn's act is the answer. An answer begun beside calls is a site of
+its own that is wrong. So full format is compliance, with any number of calls or with none.
+
+Both halves ask for all turns at once. A mean over the sites would rise with each well-written turn, and an
+episode whose answer is malformed could buy format back by calling; here no turn that is added to an episode
+can raise its format, and turns that are well written never lower it.
 """
 
 from __future__ import annotations
@@ -42,8 +44,10 @@ def format_sites(turns: Sequence[Turn]) -> tuple[Site, ...]:
 
 
 def format_score(sites: Sequence[Site]) -> float:
-    """Share of the sites that are right, in [0, 1]."""
-    return sum(site.ok for site in sites) / len(sites) if sites else 0.0
+    """0, 1/2 or 1: half for the thinks, half for the acts; 0 without any site."""
+    thinks = all(site.ok for site in sites if site.kind == "think")
+    acts = all(site.ok for site in sites if site.kind != "think")
+    return (thinks + acts) / 2 if sites else 0.0
 
 
 def episode_sites(rollout: Rollout) -> tuple[Site, ...]:

@@ -174,11 +174,11 @@ def test_sites_of_a_good_episode():
         ((answer("A") + "<answer>B</answer>",), ["more than one answer block"], 0.5),
         (("<think>\nhm",), ["think not closed", "no answer block"], 0.0),
         (("B",), ["no think", "no answer block"], 0.0),
-        ((THINK + CALL,), ["the episode ends on a call"], 2 / 3),
-        ((THINK + CALL + "<answer>A</answer>", answer("A")), ["answer beside a call"], 4 / 5),
-        ((THINK + CALL.replace("</tool_call>", ""), answer("A")), ["call not closed"], 3 / 4),
-        ((THINK + CALL + "<tool_call></tool_call>", answer("A")), ["empty call"], 3 / 4),
-        ((THINK + CALL * 6, answer("A")), ["not run: at most 5 calls a turn"], 3 / 4),
+        ((THINK + CALL,), ["the episode ends on a call"], 0.5),
+        ((THINK + CALL + "<answer>A</answer>", answer("A")), ["answer beside a call"], 0.5),
+        ((THINK + CALL.replace("</tool_call>", ""), answer("A")), ["call not closed"], 0.5),
+        ((THINK + CALL + "<tool_call></tool_call>", answer("A")), ["empty call"], 0.5),
+        ((THINK + CALL * 6, answer("A")), ["not run: at most 5 calls a turn"], 0.5),
     ],
 )
 def test_format_by_sites(turns, faults, expected):
@@ -380,6 +380,32 @@ def test_no_number_of_crops_makes_up_for_an_empty_answer(rounds, calls):
 )
 def test_calls_and_copied_tags_never_raise_the_total_of_a_wrong_answer(text, rounds, extra):
     assert total(episode(*rounds, THINK + extra + f"<answer>{text}</answer>")) <= HONEST_WRONG + 1e-12
+
+
+BROKEN_ENDS = ["", "hm", THINK, THINK + "<answer>B", THINK + "B</answer>", "<answer>B</answer>", answer("")]
+
+
+@FAST
+@given(
+    st.sampled_from(BROKEN_ENDS + ["<think>\nhm<answer>B", answer("B") * 2, answer("B") + CALL]),
+    st.lists(st.sampled_from([THINK + CALL, THINK + CALL * 3, CALL, THINK + "<tool_call>"]), max_size=3),
+)
+def test_no_turn_of_calls_pays_beside_a_malformed_or_missing_answer(end, rounds):
+    assert total(episode(*rounds, end)) <= total(episode(end))
+
+
+@FAST
+@given(st.lists(TURNS, min_size=1, max_size=3), TURNS, st.integers(0, 3))
+def test_no_added_turn_raises_the_format(texts, extra, at):
+    more = [*texts[: min(at, len(texts) - 1)], extra, *texts[min(at, len(texts) - 1) :]]
+    assert score(episode(*more), MCQ, DEFAULT).format <= score(episode(*texts), MCQ, DEFAULT).format
+
+
+@FAST
+@given(st.sampled_from(BROKEN_ENDS), st.integers(1, 3))
+def test_well_written_calls_leave_the_format_as_it_is(end, rounds):
+    many = episode(*[THINK + CALL] * rounds, end)
+    assert score(many, MCQ, DEFAULT).format == score(episode(end), MCQ, DEFAULT).format
 
 
 @FAST
