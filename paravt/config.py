@@ -84,7 +84,7 @@ class RewardConfig(Group):
     """gated: tool_weight x accuracy if a call ran; published: the 0.1 / 0.3 / +0.5 ladder; off: none."""
     tool_weight: float = 0.8
     format: Literal["sites", "published_para", "published_suffix", "published_vanilla", "off"] = "sites"
-    """sites: half for right thinks, half for right calls and answer; published_*: the released string rules."""
+    """sites: half for right thinks, half for right acts; published_*: the released string rules."""
     format_weight: float = 1.0
     open_ended: Literal["f1", "exact", "judge"] = "f1"
     """How open answers are scored; judge verdicts are handed in, and a missing one makes accuracy None."""
