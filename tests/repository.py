@@ -12,7 +12,8 @@ from stages.params import ROOT, check, compose, dump
 
 
 def copy_repository(target: Path, overrides: list[str]) -> Path:
-    """Copy what git tracks or would track, write params.yaml from `overrides`, commit. No outputs, no cache.
+    """Copy what git tracks or would track, write params.yaml from `overrides`, commit. No outputs, no cache,
+    no results of the study.
 
     Without models/tiny-base a random model of its kind takes its place.
     """
@@ -24,7 +25,8 @@ def copy_repository(target: Path, overrides: list[str]) -> Path:
         timeout=60,
     ).stdout
     for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file() and name != "dvc.lock":
+        made = Path(name).name == "dvc.lock" or name.startswith(("study/results/", "study/report/"))
+        if (ROOT / name).is_file() and not made:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / name, target / name)
     data = compose(overrides)

@@ -119,6 +119,35 @@ def test_one_changed_parameter_runs_only_what_depends_on_it(smoke):
     assert make_plan(smoke).steps == ()
 
 
+def test_the_study_starts_from_the_sft_checkpoint_and_does_nothing_twice(smoke):
+    arms = smoke / "study" / "arms.yaml"
+    text = arms.read_text().replace("scale: tiny", "scale: smoke")
+    for line in text.splitlines():
+        if line.startswith("  arms: "):
+            kept = "para_grpo" if "vanilla_grpo," in line else "no_tool_reward"
+            text = text.replace(line, f"  arms: [{kept}]")
+        if line.startswith("  seeds: "):
+            text = text.replace(line, "  seeds: [2]")
+    arms.write_text(text)
+    before = len(tracked(smoke))
+    done = run(smoke, "flows.study")
+    assert done.returncode == 0, done.stdout[-5000:]
+    for name in ("start@base", "start@sft", "main@para_grpo-2", "variants@no_tool_reward-2"):
+        assert f"{name}: done" in done.stdout
+    report = (smoke / "study/report/report.md").read_text()
+    assert "Scale `smoke`" in report and "Training seeds: PARA-GRPO (2)" in report
+    results = {path.stem: json.loads(path.read_text()) for path in (smoke / "study/results").iterdir()}
+    assert set(results) == {"base-1", "sft-1", "para_grpo-2", "no_tool_reward-2"}
+    assert len(results["para_grpo-2"]["curves"]["reward/total"]) == 2
+    assert max(results["no_tool_reward-2"]["curves"]["reward/tool"]) == 0
+    assert [item["budget"] for item in results["sft-1"]["asked"][:2]] == [4, 8]
+    again = run(smoke, "flows.study")
+    assert again.returncode == 0 and again.stdout.count("up to date,") == 4, again.stdout
+    names = [item.info.run_name for item in tracked(smoke)]
+    assert len(names) == before + 4 and "study-no_tool_reward" in names
+    assert not list((smoke / ".scratch/study").iterdir())
+
+
 def saved_first_step(folder: Path, stage: str) -> bool:
     """True once the stage, not finished yet, has the checkpoint of its first step."""
     marks = [path for path in folder.glob(".scratch/*/stage.json") if (path.parent / "step-1").exists()]
