@@ -118,15 +118,19 @@ def _take_turn(episode: Episode, generation: Generation, setup: AgentSetup) -> N
     if parsed.calls and episode.tool_turns < setup.episode.max_turns and (runnable or not truncated):
         episode.turns.append(turn)
         return
-    unrun = [
-        Execution(call, call.kind, call.message)
-        if isinstance(call, ToolError)
-        else Execution(call, "over_cap", NO_TURN_LEFT)
-        for call in parsed.calls
-    ]
-    episode.turns.append(replace(turn, executions=tuple(unrun)))
+    unrun = tuple(_unrun(call, setup) for call in parsed.calls)
+    episode.turns.append(replace(turn, executions=unrun))
     episode.answer = parsed.answer
     episode.stop = "truncated" if truncated else "no_answer" if parsed.answer is None else "answered"
+
+
+def _unrun(call: ToolCall | ToolError, setup: AgentSetup) -> Execution:
+    """The record of a call that the end of its episode keeps from running."""
+    if isinstance(call, ToolError):
+        return Execution(call, call.kind, call.message)
+    if not setup.has_tool:
+        return Execution(call, "error", NO_TOOL.format(name=call.name))
+    return Execution(call, "over_cap", NO_TURN_LEFT)
 
 
 def _tool_turns(engine: Engine, calling: list[Episode], setup: AgentSetup, footage: Footage) -> None:

@@ -347,6 +347,13 @@ def test_modes_without_a_tool_answer_calls_as_unknown(clips, mode):
     assert prefix == (mode == "reasoning")
 
 
+def test_a_call_that_cannot_run_for_want_of_a_tool_says_so_when_no_turn_is_left_either(clips):
+    rollout = run_one(clips, scripted(looks(call(1, 2))), mode="reasoning", max_turns=0)
+    [execution] = rollout.turns[0].executions
+    assert execution.status == "error"
+    assert execution.report == "unknown tool crop_video; no tool is available"
+
+
 def test_without_a_forced_think_the_turn_is_what_was_sampled(clips):
     rollout = run_one(clips, scripted(f"<think>\n{answer('A')}"), force_think=False)
     assert rollout.turns[0].text == f"<think>\n{answer('A')}" and rollout.compliant
