@@ -1,0 +1,318 @@
+"""Files from the hub into the media root: resumed, checked, patient, and clear about what stops them.
+
+A download is written to `parts/CHECKSUM` and goes on from there after a drop, a kill or a reboot. When its
+bytes are all there its checksum is compared (SHA-256 of large files, git's SHA-1 of small ones); only then it
+becomes a blob. A lock per content lets several workers fill one root: the second waits and finds the blob.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+import errno
+import logging
+import os
+from pathlib import Path
+import random
+import threading
+import time
+from typing import IO, TypeVar
+
+from filelock import FileLock
+
+from paravt.data.media import MediaStore, git_oid_of, sha256_of
+from paravt.reporter import LogReporter, Reporter
+
+log = logging.getLogger("paravt")
+
+TRIES = 6
+BUSY = (408, 429, 500, 502, 503, 504)
+PUBLIC_HUB = "https://huggingface.co"
+Value = TypeVar("Value")
+
+
+class HubError(RuntimeError):
+    """A download that cannot go on; one sentence that says what to do."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a repository. Large files are known by `sha256`, small ones by git's `git_oid`."""
+
+    path: str
+    size: int
+    git_oid: str
+    sha256: str | None
+
+    @property
+    def key(self) -> str:
+        return self.sha256 or self.git_oid
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A repository at one commit. `repository` is the name asked for, `found_as` what the hub calls it."""
+
+    repository: str
+    found_as: str
+    kind: str
+    commit: str
+    licence: str | None
+    gated: bool
+    files: dict[str, RemoteFile]
+
+
+@dataclass
+class Progress:
+    """Bytes of all threads together, told to the reporter at most twice a second."""
+
+    reporter: Reporter
+    total: int = 0
+    done: int = 0
+    _told: float = 0.0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def expect(self, size: int) -> None:
+        with self._lock:
+            self.total += size
+
+    def add(self, size: int) -> None:
+        with self._lock:
+            self.done += size
+            now = time.monotonic()
+            if now - self._told < 0.5 and self.done < self.total:
+                return
+            self._told = now
+            self.reporter.progress(self.done // 2**20, max(self.total, self.done) // 2**20, "MiB downloaded")
+
+
+class Client:
+    """The hub's API and files. `endpoint` and token come from HF_ENDPOINT and HF_TOKEN, as everywhere."""
+
+    def __init__(self, store: MediaStore, reporter: Reporter | None = None, wait_s: float = 1.0) -> None:
+        from huggingface_hub import HfApi, get_token
+
+        self.store, self.wait_s = store, wait_s
+        self.endpoint = (os.environ.get("HF_ENDPOINT") or PUBLIC_HUB).rstrip("/")
+        self.token = get_token()
+        self.api = HfApi(endpoint=self.endpoint, token=self.token or False)
+        self.progress = Progress(reporter or LogReporter())
+
+    def open(self, repository: str, kind: str, revision: str, moved_to: tuple[str, ...] = ()) -> Remote:
+        """The repository's commit and files. Tries the names of `moved_to` where the hub knows it no more.
+
+        Raises HubError in one sentence.
+        """
+        from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+        for name in (repository, *moved_to):
+            try:
+                return self._open(repository, name, kind, revision)
+            except GatedRepoError as error:
+                raise HubError(self.gate(repository, kind)) from error
+            except RepositoryNotFoundError as error:
+                missing = error
+        names = " or ".join((repository, *moved_to))
+        hint = "" if self.token else ", or it is private: set HF_TOKEN to a token that may read it"
+        raise HubError(f"{self.endpoint} has no {kind} {names}{hint}") from missing
+
+    def _open(self, repository: str, name: str, kind: str, revision: str) -> Remote:
+        from huggingface_hub.errors import RevisionNotFoundError
+        from huggingface_hub.hf_api import RepoFile
+
+        try:
+            info = self.patiently(
+                lambda: self.api.repo_info(name, repo_type=kind, revision=revision), name, kind
+            )
+        except RevisionNotFoundError as error:
+            raise HubError(
+                f"{repository} has no revision {revision!r}; write a commit or a branch that it has"
+            ) from error
+        listing = self.patiently(
+            lambda: list(self.api.list_repo_tree(name, recursive=True, revision=info.sha, repo_type=kind)),
+            name,
+            kind,
+        )
+        files = {
+            item.path: RemoteFile(item.path, item.size, item.blob_id, item.lfs.sha256 if item.lfs else None)
+            for item in listing
+            if isinstance(item, RepoFile)
+        }
+        card = info.card_data
+        licence = card.get("license") if card else None
+        return Remote(repository, name, kind, info.sha, licence, bool(info.gated), files)
+
+    def blob(self, remote: Remote, file: RemoteFile) -> Path:
+        """The content of a file, downloaded if it is not here. Raises HubError."""
+        if found := self._here(file):
+            return found
+        with FileLock(self.store.lock(file.key)):
+            return self._here(file) or self._download(remote, file)
+
+    def _here(self, file: RemoteFile) -> Path | None:
+        sha256 = file.sha256 or self.store.known(file.git_oid)
+        blob = self.store.blob(sha256) if sha256 else None
+        return blob if blob and blob.is_file() else None
+
+    def _download(self, remote: Remote, file: RemoteFile) -> Path:
+        part = self.store.part(file.key)
+        what = f"{remote.repository}: {file.path}"
+        for _ in range(2):  # what arrives wrong is asked for once more, from its first byte
+            self._transfer(remote, file, part, what)
+            sha256 = sha256_of(part)
+            if file.key == (sha256 if file.sha256 else git_oid_of(part)):
+                if not file.sha256:
+                    self.store.remember(file.git_oid, sha256)
+                return self.store.adopt(part, sha256)
+            log.warning("%s arrived with another checksum; it is downloaded again", what)
+            self.progress.add(-file.size)
+            part.unlink()
+        raise HubError(
+            f"{what} arrived twice with a checksum that is not the hub's ({file.key[:12]}...); "
+            "something between here and the hub changes it; try again later or from another network"
+        )
+
+    def _transfer(self, remote: Remote, file: RemoteFile, part: Path, what: str) -> None:
+        """Bring `part` to its full size, from where it stands."""
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.file_download import http_get
+        from huggingface_hub.utils import build_hf_headers, disable_progress_bars
+
+        disable_progress_bars("huggingface_hub.http_get")
+        url = hf_hub_url(
+            remote.found_as, file.path, repo_type=remote.kind, revision=remote.commit, endpoint=self.endpoint
+        )
+        headers = build_hf_headers(token=self.token or False) | {"Accept-Encoding": "identity"}
+        part.touch()
+        if part.stat().st_size > file.size:
+            os.truncate(part, 0)
+        self.progress.add(part.stat().st_size)
+
+        def attempt() -> None:
+            with open(part, "r+b") as out:
+                start = out.seek(0, os.SEEK_END)
+                counted = _Counted(out, self.progress)
+                http_get(url, counted, resume_size=start, headers=headers, expected_size=file.size)
+
+        self.patiently(attempt, what, remote.kind, position=lambda: part.stat().st_size)
+
+    def patiently(
+        self,
+        call: Callable[[], Value],
+        what: str,
+        kind: str = "dataset",
+        position: Callable[[], int] = lambda: 0,
+    ) -> Value:
+        """The value of `call`, tried again after faults of the network or a busy hub.
+
+        The hub's Retry-After is waited for. Tries are counted from the last one that got further.
+        Raises HubError for what another try does not mend; "not found" errors pass through.
+        """
+        import httpx2
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            GatedRepoError,
+            HfHubHTTPError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        tries, reached = 0, position()
+        while True:
+            wait_s = 0.0
+            try:
+                return call()
+            except GatedRepoError as error:
+                raise HubError(self.gate(what.partition(":")[0], kind)) from error
+            except EntryNotFoundError as error:
+                raise HubError(f"{what} is not on {self.endpoint} any more; check its revision") from error
+            except (RepositoryNotFoundError, RevisionNotFoundError):
+                raise
+            except HfHubHTTPError as error:
+                status = error.response.status_code
+                if status not in BUSY:
+                    raise HubError(self._refused(status, what, error)) from error
+                wait_s, fault = _asked_wait_s(error), f"the hub answered {status}"
+            except httpx2.TransportError as error:
+                fault = f"{type(error).__name__} ({error})" if str(error) else type(error).__name__
+            except OSError as error:
+                if error.errno is not None:
+                    raise HubError(self._disk(error, what)) from error
+                fault = "the connection ended early"
+            tries = 1 if position() > reached else tries + 1
+            reached = max(reached, position())
+            if tries >= TRIES:
+                raise HubError(
+                    f"{what}: {fault}, {tries} times in a row; what is downloaded is kept, run again to go on"
+                )
+            pause_s = max(wait_s, self.wait_s * min(2**tries, 60) * random.uniform(0.5, 1.0))
+            log.warning("%s: %s; trying again in %.1f s", what, fault, pause_s)
+            time.sleep(pause_s)
+
+    def gate(self, repository: str, kind: str) -> str:
+        """What to do about a gated repository."""
+        page = f"{self.endpoint}/{'datasets/' if kind == 'dataset' else ''}{repository}"
+        if self.token:
+            return f"{repository} is gated and the token in use has no access; accept its terms at {page}"
+        return (
+            f"{repository} is gated; accept its terms at {page}, then set HF_TOKEN to a token of that account"
+        )
+
+    def _refused(self, status: int, what: str, error: Exception) -> str:
+        if status in (401, 403):
+            token = "the token in use is not valid for it" if self.token else "it needs a token"
+            return f"{what}: {token}; set HF_TOKEN to one made at {self.endpoint}/settings/tokens"
+        return f"{what}: the hub answered {status} ({str(error).splitlines()[0]})"
+
+    def _disk(self, error: OSError, what: str) -> str:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        reason = "the disk is full" if full else error.strerror or str(error)
+        return (
+            f"{what}: {reason} under {self.store.root}; what is downloaded is kept, make room and run again"
+        )
+
+
+class _Counted:
+    """A file that counts what is written to it. http_get rewinds it where a server ignores a range."""
+
+    def __init__(self, file: IO[bytes], progress: Progress) -> None:
+        self._file, self._progress = file, progress
+
+    def write(self, data: bytes) -> int:
+        self._progress.add(len(data))
+        return self._file.write(data)
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        return self._file.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+    def truncate(self, size: int | None = None) -> int:
+        return self._file.truncate(size)
+
+
+def _asked_wait_s(error: Exception) -> float:
+    """The seconds that an answer's Retry-After or rate limit asks for, at most five minutes."""
+    from huggingface_hub.utils import parse_ratelimit_headers
+
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    try:
+        asked = float(headers.get("Retry-After", ""))
+    except ValueError:
+        limit = parse_ratelimit_headers(headers)
+        asked = float(limit.reset_in_seconds) if limit else 0.0
+    return min(max(asked, 0.0), 300.0)
+
+
+@contextmanager
+def online() -> Iterator[None]:
+    """The hub may be asked inside, although HF_HUB_OFFLINE keeps every other command from it."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, False
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
