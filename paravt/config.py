@@ -6,7 +6,7 @@ below reads a file or an environment variable to decide what to compute.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -194,10 +194,48 @@ class DataConfig(Group):
     needles: NeedlesConfig
 
 
-class EngineConfig(Group):
+class TransformersEngineConfig(Group):
+    """Generation in the training process, by transformers."""
+
     name: Literal["transformers"] = "transformers"
     max_batch_tokens: int = Field(65_536, gt=0)
     """Samples x padded prompt tokens of one batch; it bounds the key and value cache."""
+
+
+class VLLMEngineConfig(Group):
+    """Generation by vLLM servers. PARAVT_VLLM_URLS names running ones; without it they are started here."""
+
+    name: Literal["vllm"] = "vllm"
+    servers: int = Field(1, ge=1)
+    """Servers to start."""
+    tensor_parallel: int = Field(1, ge=1)
+    """GPUs of one server."""
+    first_gpu: int | None = Field(None, ge=0)
+    """The servers take the GPUs from this one on; none: what CUDA_VISIBLE_DEVICES says, or the CPU."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and activations in the servers. The trainer's own makes the importance ratio 1."""
+    eager: bool = True
+    """False: CUDA graphs and compilation; slower to start, faster on a GPU."""
+    chunked_prefill: bool = False
+    """True: a long prompt is read in parts between other requests. For GPUs; vLLM 0.32 on the CPU dies of it
+    when draws have seeds, as ours have."""
+    gpu_memory_share: float = Field(0.85, gt=0, lt=1)
+    """Share of a GPU's memory that weights and cache of a server may take."""
+    cpu_cache_gib: int = Field(1, ge=1)
+    """Key and value cache of a server on the CPU."""
+    max_sequences: int = Field(64, ge=1)
+    """Sequences that a server decodes at the same time; samples of one request at most."""
+    max_in_flight: int = Field(64, ge=1)
+    """Requests that wait at one server; more are held back here."""
+    request_timeout_s: float = Field(600.0, gt=0)
+    """A request that is not answered by then is sent again."""
+    retries: int = Field(4, ge=0)
+    """Times that a request is sent again after a timeout, a lost connection or an error of the server."""
+    start_timeout_s: float = Field(900.0, gt=0)
+    """A server that is not ready by then is ended and reported."""
+
+
+EngineConfig = Annotated[TransformersEngineConfig | VLLMEngineConfig, Field(discriminator="name")]
 
 
 class Params(Group):

@@ -22,6 +22,9 @@ import numpy as np
 
 MERGE = 2  # Qwen3-VL joins 2 x 2 patches into one token
 
+# Fields of a model's config. A sampled control token would have no frame behind it: no engine may sample one.
+UNSAMPLED_FIELDS = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+
 
 @dataclass(frozen=True)
 class Visual:

@@ -157,6 +157,12 @@ def _contradictions(params: Params) -> Iterator[str]:
             yield f"{name} is {value}, but {of} makes only {count}; write {count} or less"
     if not params.evaluate.budgets or min(params.evaluate.budgets) < 1:
         yield "evaluate.budgets must be positive frame counts; write for example [4, 8, 16]"
+    engine = params.engine
+    if engine.name == "vllm" and params.grpo.group_size > engine.max_sequences:
+        yield (
+            f"grpo.group_size is {params.grpo.group_size}, but a server decodes engine.max_sequences "
+            f"{engine.max_sequences} at a time; write {params.grpo.group_size} or more there"
+        )
     if params.anchoring.scope == "off" and params.anchoring.weight > 0:
         yield "anchoring.weight has no effect with scope off; write 0.0, or choose a scope"
     conf = ROOT / "conf" / "method"
@@ -169,7 +175,7 @@ def _contradictions(params: Params) -> Iterator[str]:
 def _sentence(error: ErrorDetails) -> str:
     """One pydantic error as a sentence that says what to write."""
     location = [part for part in error["loc"] if isinstance(part, str | int)]
-    name = ".".join(str(part) for part in location)
+    name = ".".join(str(part) for part in _walk(location)[1])
     given = json.dumps(error["input"], ensure_ascii=False, default=str)
     given = given if len(given) <= 60 else given[:57] + "..."
     kind, context = error["type"], error.get("ctx", {})
@@ -189,6 +195,12 @@ def _sentence(error: ErrorDetails) -> str:
         return (
             f"{name} is {given}{_closest(str(error['input']), choices.split(', '))}; write one of {choices}"
         )
+    if kind == "union_tag_invalid":
+        field, choices = context["discriminator"].strip("'"), context["expected_tags"].replace("'", "")
+        close = _closest(context["tag"], choices.split(", "))
+        return f'{name}.{field} is "{context["tag"]}"{close}; write one of {choices}'
+    if kind == "union_tag_not_found":
+        return f"{name}.{context['discriminator'].strip(chr(39))} is missing; add it"
     if kind == "value_error":
         return str(context["error"])
     limits = {"greater_than": "gt", "greater_than_equal": "ge", "less_than": "lt", "less_than_equal": "le"}
@@ -212,29 +224,36 @@ def _sentence(error: ErrorDetails) -> str:
     return f"{name} is {given}; write {kinds.get(kind, error['msg'])}"
 
 
-def _model_at(location: Sequence[str | int]) -> type[BaseModel] | None:
-    """The group that a path of keys leads to."""
+def _walk(location: Sequence[str | int]) -> tuple[type[BaseModel] | None, list[str | int]]:
+    """The group that a path of keys leads to, and the path without the names of variants (`engine.vllm`)."""
     model: type[BaseModel] | None = Params
+    variants: dict[Any, type[BaseModel]] = {}
+    names = []
     for part in location:
+        if part in variants:
+            model, variants = variants[part], {}
+            continue
+        names.append(part)
         field = model.model_fields.get(str(part)) if model else None
         candidates = [field.annotation, *get_args(field.annotation)] if field else []
-        model = next(
-            (item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)), None
-        )
-    return model
+        groups = [item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel)]
+        model = groups[0] if groups else None
+        tag = field.discriminator if field else None
+        variants = {group.model_fields[tag].default: group for group in groups} if tag else {}
+    return model, names
 
 
 def _fields_beside(location: Sequence[str | int]) -> list[str]:
-    model = _model_at(location[:-1])
+    model = _walk(location[:-1])[0]
     return sorted(model.model_fields) if model else []
 
 
 def _help(location: Sequence[str | int]) -> str:
-    model = _model_at(location[:-1])
+    model = _walk(location[:-1])[0]
     field = model.model_fields.get(str(location[-1])) if model else None
     if field is None:
         return "see paravt/config.py"
-    group = _model_at(location)
+    group = _walk(location)[0]
     text = field.description or (group.__doc__ if group else None) or "see paravt/config.py"
     return " ".join(text.split()).rstrip(".")
 

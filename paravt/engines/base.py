@@ -64,6 +64,24 @@ class EngineError(RuntimeError):
         self.request = request
 
 
+def refusal(request: Request, image_pad_id: int, vocabulary: int, context: int) -> str | None:
+    """Why no engine can serve a request, None if it can; `context` is in tokens."""
+    sampling = request.sampling
+    pads = request.ids.count(image_pad_id)
+    needed = sum(visual.token_count for visual in request.visuals)
+    if not request.ids:
+        return "it has no prompt tokens"
+    if pads != needed:
+        return f"{pads} image pads stand in its tokens, but its frames need {needed}"
+    if not 0 <= min(request.ids) <= max(request.ids) < vocabulary:
+        return f"a token id is outside the vocabulary of {vocabulary}"
+    if len(request.ids) >= context:
+        return f"its {len(request.ids)} tokens fill the context of {context}"
+    if sampling.n < 1 or sampling.max_new_tokens < 1 or sampling.temperature < 0:
+        return "n and max_new_tokens must be at least 1, temperature at least 0"
+    return None
+
+
 class Engine(Protocol):
     """`generate` answers requests in order: one list of `sampling.n` generations per request."""
 

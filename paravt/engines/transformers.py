@@ -30,7 +30,7 @@ import torch
 from transformers import Cache, DynamicCache, Qwen3VLForConditionalGeneration
 
 from paravt.conversation import Visual
-from paravt.engines.base import EngineError, Generation, Request, Sampling
+from paravt.engines.base import EngineError, Generation, Request, Sampling, refusal
 from paravt.model import load_model, rope_positions, sampling_logits, visual_features
 
 GROW = 128  # new columns of the key and value buffers, at least
@@ -138,21 +138,9 @@ class TransformersEngine:
         return self.model.config.text_config.max_position_embeddings
 
     def _check(self, number: int, request: Request) -> None:
-        config, sampling = self.model.config, request.sampling
-        pads = request.ids.count(config.image_token_id)
-        needed = sum(visual.token_count for visual in request.visuals)
+        config = self.model.config
         vocabulary = config.text_config.vocab_size
-        problem = None
-        if not request.ids:
-            problem = "it has no prompt tokens"
-        elif pads != needed:
-            problem = f"{pads} image pads stand in its tokens, but its frames need {needed}"
-        elif not 0 <= min(request.ids) <= max(request.ids) < vocabulary:
-            problem = f"a token id is outside the vocabulary of {vocabulary}"
-        elif len(request.ids) >= self._context:
-            problem = f"its {len(request.ids)} tokens fill the model's context of {self._context}"
-        elif sampling.n < 1 or sampling.max_new_tokens < 1 or sampling.temperature < 0:
-            problem = "n and max_new_tokens must be at least 1, temperature at least 0"
+        problem = refusal(request, config.image_token_id, vocabulary, self._context)
         if problem:
             raise EngineError(f"request {number}: {problem}", request=number)
 

@@ -258,7 +258,7 @@ def test_a_full_context_is_refused_and_a_nearly_full_one_is_cut():
     [[generation]] = engine().generate([ask(long, max_new_tokens=50)])
     assert len(generation.ids) == 1
     long.append_prompt([10])
-    with pytest.raises(EngineError, match="4096 tokens fill the model's context of 4096"):
+    with pytest.raises(EngineError, match="4096 tokens fill the context of 4096"):
         engine().generate([ask(long)])
 
 

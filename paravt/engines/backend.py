@@ -1,0 +1,204 @@
+"""One vLLM server as its client sees it: what it serves, what weights it has, whether it is alive.
+
+Loading weights: pause, load, label, empty the caches, resume, read the label back. While a server loads, it
+carries a label that no answer may have, so that a load that fails half way leaves nothing to sample from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass
+import json
+import logging
+import random
+from typing import Any
+
+import aiohttp
+
+from paravt.engines.base import EngineError
+from paravt.engines.server import KEY, URLS, ServerPlan, VLLMServer
+
+log = logging.getLogger("paravt")
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
+CONTROL_TIMEOUT_S = 60.0  # of a control request; loading weights has the limit of a generation
+CONNECT_TIMEOUT_S = 10.0
+MOST_RESTARTS = 3
+FRESH, LOADING = "default", "loading"  # vLLM's label before any was set; ours while weights are loaded
+GENERATE = "/inference/v1/generate"
+
+
+class Lost(EngineError):
+    """Nothing came back, or an error of the server; `reason` is counted. The same may be sent again."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Refused(EngineError):
+    """The server understood the request and will not serve it."""
+
+
+@dataclass(eq=False)
+class Backend:
+    """One server; `process` if it is our own, `counts` and `jitter` are those of the engine."""
+
+    url: str
+    plan: ServerPlan
+    http: aiohttp.ClientSession
+    counts: Counter[str]
+    jitter: random.Random
+    process: VLLMServer | None = None
+    in_flight: int = 0
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        self.slots = asyncio.Semaphore(self.plan.config.max_in_flight)
+        self._reviving = asyncio.Lock()
+
+    async def generate(self, content: bytes) -> dict[str, Any]:
+        return await self.call("POST", GENERATE, content, self.plan.config.request_timeout_s)
+
+    async def check_identity(self) -> None:
+        """Raises EngineError unless the server serves this model with room for its prompts."""
+        served = (await self.call("GET", "/v1/models"))["data"]
+        names = [model["id"] for model in served]
+        plan = self.plan
+        if plan.name not in names:
+            raise EngineError(
+                f"{self.url} serves {', '.join(names)}, not {plan.name}: another model than {plan.folder}; "
+                f"start it with `paravt serve {plan.folder}`"
+            )
+        room = served[names.index(plan.name)].get("max_model_len")
+        if room is not None and room < plan.context:
+            raise EngineError(
+                f"{self.url} holds {room} tokens a prompt, but the configuration needs {plan.context}; start "
+                "it with the present parameters"
+            )
+
+    async def sync(self, folder: str, label: str) -> None:
+        """Load the weights of `folder` under `label`, again if the server was lost on the way."""
+        retries = self.plan.config.retries
+        for attempt in range(retries + 1):
+            try:
+                await self._sync_once(folder, label)
+                return
+            except Lost as error:
+                self.counts[f"weights: {error.reason}"] += 1
+                if attempt == retries:
+                    raise EngineError(str(error)) from error
+                log.warning("weights are loaded again: %s", error)
+                await self.back_off(attempt)
+                await self._bring_back()
+
+    async def _sync_once(self, folder: str, label: str) -> None:
+        session, limit_s = label.rpartition("-")[0], self.plan.config.request_timeout_s
+        order = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
+        await self.call("POST", "/pause?mode=wait&clear_cache=true", timeout_s=limit_s)
+        try:
+            await self._say(f"{session}-{LOADING}")
+            await self.call("POST", "/collective_rpc", json.dumps(order).encode(), limit_s)
+            for cache in ("prefix", "mm", "encoder"):
+                done = await self.call("POST", f"/reset_{cache}_cache")
+                if done.get("success") is False:
+                    raise Lost("cache not emptied", f"{self.url} still holds its {cache} cache")
+            await self._say(label)
+        finally:
+            await self.call("POST", "/resume")
+        if (told := await self.label()) != label:
+            raise EngineError(f"{self.url} says that it has weights {told!r}, not {label!r}")
+
+    async def label(self) -> str:
+        """What the server calls its weights."""
+        return (await self.call("GET", "/weight_info"))["weight_version"]
+
+    async def _say(self, label: str) -> None:
+        await self.call("POST", "/update_weight_version", json.dumps({"new_version": label}).encode())
+
+    async def revive(self, folder: str, label: str) -> None:
+        """After a failure: bring the server back with its weights, if it needs either."""
+        async with self._reviving:
+            await self._bring_back()
+            try:
+                told = await self.label()
+            except Lost:
+                return  # the next try says so
+            if told in (FRESH, f"{label.rpartition('-')[0]}-{LOADING}"):
+                self.counts["weights loaded anew"] += 1
+                await self.sync(folder, label)
+
+    async def _bring_back(self) -> None:
+        """Start an own server again if it is dead, or if it says that its engine is."""
+        if self.process is None:
+            return
+        if self.process.alive:
+            try:
+                await self.call("GET", "/health")
+                return
+            except Lost as error:
+                if error.reason == "timeout":
+                    return  # busy
+        if self.restarts == MOST_RESTARTS:
+            words = f"the vLLM server at {self.url} died {MOST_RESTARTS + 1} times"
+            raise EngineError(f"{words}: {self.process.failure()}")
+        self.restarts += 1
+        self.counts["server restarted"] += 1
+        log.warning("the vLLM server at %s is dead and is started again", self.url)
+        await asyncio.to_thread(self.process.restart)
+        await asyncio.to_thread(self.process.wait_ready)
+
+    async def back_off(self, attempt: int) -> None:
+        """Wait before the next try: twice as long each time, give or take a half."""
+        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
+        await asyncio.sleep(wait_s * self.jitter.uniform(0.5, 1.5))
+
+    async def call(
+        self, method: str, path: str, content: bytes | None = None, timeout_s: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """The JSON object that comes back, {} for an empty answer.
+
+        Raises Lost where the same may be tried again, Refused for a request that is wrong, EngineError for a
+        server that is.
+        """
+        headers = {"Content-Type": "application/json"} if content is not None else {}
+        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
+        try:
+            async with self.http.request(
+                method, self.url + path, data=content, headers=headers, timeout=limits
+            ) as answer:
+                status, text = answer.status, await answer.text()
+        except TimeoutError as error:
+            raise Lost("timeout", f"{self.url}{path} did not answer within {timeout_s:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            words = f"{self.url} cannot be reached ({type(error).__name__}: {error})"
+            raise Lost("connection lost", words) from error
+        if status in (401, 403):
+            raise EngineError(f"{self.url} refuses the key; put the key of that server into {KEY}")
+        if status == 404:
+            raise EngineError(
+                f"{self.url} does not know {path.partition('?')[0]} or the model: {_said(text)}; {URLS} must "
+                "name servers that `paravt serve` started"
+            )
+        if status >= 500 or status in (408, 429):
+            raise Lost(f"HTTP {status}", f"{self.url}{path} answered {status}: {_said(text)}")
+        if status >= 400:
+            raise Refused(f"{self.url} refuses it ({status}): {_said(text)}")
+        try:
+            data = json.loads(text) if text else {}
+        except ValueError as error:
+            words = f"{self.url}{path} answered {text[:80]!r}, which is no JSON"
+            raise Lost("no JSON", words) from error
+        return data if isinstance(data, dict) else {}
+
+
+def _said(text: str) -> str:
+    """The message of an error answer, short."""
+    try:
+        data = json.loads(text)
+        error = data.get("error", data) if isinstance(data, dict) else data
+        text = str(error.get("message", error) if isinstance(error, dict) else error)
+    except ValueError:
+        pass
+    return " ".join(text.split())[:300]
