@@ -18,7 +18,7 @@ import sys
 from typing import Any
 
 from paravt import benchmarks
-from paravt.benchmarks import Benchmark
+from paravt.benchmarks import Benchmark, Place
 from paravt.benchmarks.results import Result, ResultStore, write_results
 from paravt.benchmarks.runner import Asking, agent_ask, code_version, folder_hash, run
 from paravt.benchmarks.summary import accuracy_table, behaviour, counts, error_share, reasons
@@ -46,16 +46,21 @@ def evaluate(
     reporter: Reporter,
 ) -> list[Result]:
     """All results: greedy ones by frame budget, then sampled ones by temperature, each in table order."""
-    engine, encoder = open_model(model, params.visual, params.engine.max_batch_tokens)
-    weights, code, kept = folder_hash(model), code_version(), ResultStore(store)
+    from paravt.engines.limits import PromptLimits
+
+    weights, kept = folder_hash(model), ResultStore(store)
+    # engines draw other samples from the same distribution: an answer is kept for the one that gave it
+    code = f"{code_version()}-{params.engine.name}-{getattr(params.engine, 'dtype', '')}"
     # Arms train on different format rewards; they are judged by one.
     scoring = RewardConfig(open_ended=params.reward.open_ended)
+    limits = PromptLimits.of(params.episode, params.visual, max(params.evaluate.budgets))
     results: list[Result] = []
-    for temperature, budget, asked in plan(params, samples):
-        episode = params.episode.model_copy(update={"temperature": temperature})
-        asking = Asking(episode, params.visual, scoring, params.seed, weights, code)
-        ask = agent_ask(engine, encoder, asking)
-        results += run(benchmark, asked, budget, asking, ask, kept, reporter)
+    with open_model(model, params.visual, params.engine, limits) as (engine, encoder):
+        for temperature, budget, asked in plan(params, samples):
+            episode = params.episode.model_copy(update={"temperature": temperature})
+            asking = Asking(episode, params.visual, scoring, params.seed, weights, code)
+            ask = agent_ask(engine, encoder, asking)
+            results += run(benchmark, asked, budget, asking, ask, kept, reporter)
     return results
 
 
@@ -159,7 +164,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _stage(name: str, benchmark: Benchmark, params: Params, reporter: StageReporter) -> None:
-    samples = benchmark.load(PREPARED)
+    samples = benchmark.load(Place(needles=PREPARED)).samples
     reporter.know(samples)
     store = SCRATCH / f"{name}.jsonl"
     results = evaluate(params, Path("models") / name, benchmark, samples, store, reporter)

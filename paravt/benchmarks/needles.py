@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from paravt.benchmarks.registry import Benchmark, register
+from paravt.benchmarks.registry import Benchmark, Place, Questions, register
 from paravt.rollout import Sample, read_samples
 
 
@@ -19,4 +19,9 @@ def load(folder: Path) -> list[Sample]:
     return read_samples(table)
 
 
-NEEDLES = register(Benchmark("needles", load))
+def load_place(place: Place) -> Questions:
+    samples = load(place.needles)
+    return Questions(samples, len(samples))
+
+
+NEEDLES = register(Benchmark("needles", load_place, by=("kind",)))

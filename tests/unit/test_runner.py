@@ -10,7 +10,7 @@ import grimp
 import numpy as np
 import pytest
 
-from paravt.benchmarks import get, names, runner
+from paravt.benchmarks import Place, get, names, runner
 from paravt.benchmarks.registry import Benchmark, register
 from paravt.benchmarks.results import Result, ResultStore, read_results, write_results
 from paravt.benchmarks.runner import (
@@ -310,12 +310,12 @@ def test_an_answer_is_read_by_the_one_reader(kind, answer, good):
 
 def test_registry_knows_its_benchmarks():
     assert "needles" in names()
-    with pytest.raises(ValueError, match="no benchmark is called 'needle'; use one of needles"):
+    with pytest.raises(ValueError, match="no benchmark is called 'needle'; use one of charades, .*, needles, "):
         get("needle")
     with pytest.raises(ValueError, match="registered already"):
         register(get("needles"))
     with pytest.raises(FileNotFoundError, match="dvc repro validate"):
-        get("needles").load("nowhere")
+        get("needles").load(Place(needles=Path("nowhere")))
 
 
 def test_the_code_version_covers_all_that_an_episode_runs():
