@@ -4,6 +4,7 @@
     paravt rollout run TABLE --model DIR --out FILE
     paravt rollout show FILE --index N
     paravt score FILE.jsonl
+    paravt serve DIR                            a vLLM server with our flags; PARAVT_VLLM_URLS then names it
     paravt doctor
 
 Ends with 0 if the work was done, 1 if it was tried and failed, 2 if what was given cannot be used, 130 after
@@ -27,15 +28,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import ValidationError
 
 from paravt import printing
-from paravt.config import EpisodeConfig, VisualConfig
+from paravt.config import EpisodeConfig, VisualConfig, VLLMEngineConfig
 from paravt.engines.base import EngineError
 from paravt.errors import sentence
 from paravt.rollout import LETTERS, Rollout, Sample, read_rollouts, read_samples, write_jsonl
 
 if TYPE_CHECKING:
-    from paravt.engines import Engine
+    from paravt.engines.limits import PromptLimits
 
-Settings = TypeVar("Settings", VisualConfig, EpisodeConfig)
+Settings = TypeVar("Settings", VisualConfig, EpisodeConfig, VLLMEngineConfig)
 
 FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
 DEFAULT_FRAMES = 16
@@ -138,6 +139,22 @@ def score(options: argparse.Namespace) -> int:
     return 0
 
 
+def serve(options: argparse.Namespace) -> int:
+    """Become the server: it takes this process's place, and signals reach it directly."""
+    from paravt.engines.limits import ModelFacts
+    from paravt.engines.server import KEY, ServerPlan, api_key, interpreter
+
+    if not os.environ.get(KEY, "").strip():
+        raise UsageError(f"set {KEY} to the key that the server shall ask for; its clients need the same")
+    visual, episode, frames = _settings(options)
+    config, limits = _servers(options, visual, episode, frames)
+    plan = ServerPlan(config, options.model, ModelFacts.of(options.model), limits, visual)
+    command = [str(interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
+    command += plan.arguments(options.host, options.port)
+    print(f"serving {options.model} as {plan.name} on http://{options.host}:{options.port}", flush=True)
+    os.execve(command[0], command, plan.environment(api_key(required=True)))
+
+
 def doctor(options: argparse.Namespace) -> int:
     from paravt import doctor as machine_doctor
 
@@ -218,10 +235,22 @@ def _run(
     from paravt.agent import AgentSetup, run_episodes
     from paravt.local import open_model
 
-    engine: Engine
-    engine, encoder = open_model(options.model, visual)
-    setup = AgentSetup(encoder, episode, visual, lambda sample: frames, options.seed, group)
-    return run_episodes(engine, samples, setup)
+    servers = _servers(options, visual, episode, frames) if options.engine == "vllm" else ()
+    with open_model(options.model, visual, *servers) as (engine, encoder):
+        setup = AgentSetup(encoder, episode, visual, lambda sample: frames, options.seed, group)
+        return run_episodes(engine, samples, setup)
+
+
+def _servers(
+    options: argparse.Namespace, visual: VisualConfig, episode: EpisodeConfig, frames: int
+) -> tuple[VLLMEngineConfig, PromptLimits]:
+    """How servers are started: the engine of params.yaml if that is vllm, else the defaults."""
+    from paravt.engines.limits import PromptLimits
+
+    given = _read_params(options.params).get("engine") or {}
+    values = given if given.get("name") == "vllm" else {}
+    config = _group(VLLMEngineConfig, "engine", values, options.params or "params.yaml")
+    return config, PromptLimits.of(episode, visual, frames)
 
 
 def _rollouts(path: Path):
@@ -277,6 +306,14 @@ def _parser() -> argparse.ArgumentParser:
     scoring.add_argument("file", type=Path, help="one JSON object a line; see the README for its fields")
     scoring.set_defaults(command=score)
 
+    serving = commands.add_parser("serve", help="serve a model by vLLM, for the engine vllm")
+    serving.add_argument("model", type=Path, help="model folder, for example models/para_grpo")
+    serving.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
+    serving.add_argument("--port", type=_positive, default=8000, help="(%(default)s)")
+    serving.add_argument("--frames", type=_positive, help="overview frames (the largest of budget.choices)")
+    serving.add_argument("--params", type=Path, help="params.yaml to take settings from (./params.yaml)")
+    serving.set_defaults(command=serve, temperature=None, dispatch=None)
+
     checking = commands.add_parser("doctor", help="what this machine has, and what each scale needs")
     checking.add_argument("--json", action="store_true", help="print one JSON object")
     checking.set_defaults(command=doctor)
@@ -293,6 +330,9 @@ def _model_options(parser: argparse.ArgumentParser, temperature: float | None) -
         "--dispatch", choices=("parallel", "sequential", "frames"), help="how calls are answered"
     )
     parser.add_argument("--seed", type=_counted, default=1)
+    parser.add_argument(
+        "--engine", choices=("transformers", "vllm"), default="transformers", help="who samples (%(default)s)"
+    )
     parser.add_argument("--params", type=Path, help="params.yaml to take settings from (./params.yaml)")
 
 

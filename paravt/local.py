@@ -1,37 +1,45 @@
-"""A model folder made ready to be asked in this process: its engine and its chat encoder."""
+"""A model folder made ready to be asked: its engine and its chat encoder."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from paravt.config import VisualConfig
+from paravt.config import EngineConfig, TransformersEngineConfig, VisualConfig
+from paravt.engines.base import Engine
 
 if TYPE_CHECKING:
     from paravt.chat import ChatEncoder
-    from paravt.engines import TransformersEngine
+    from paravt.engines.limits import PromptLimits
 
 
+@contextmanager
 def open_model(
-    folder: str | Path, visual: VisualConfig, max_batch_tokens: int = 65_536
-) -> tuple[TransformersEngine, ChatEncoder]:
-    """Engine and encoder of a whole model folder, on the GPU if there is one.
+    folder: str | Path,
+    visual: VisualConfig,
+    engine: EngineConfig | None = None,
+    limits: PromptLimits | None = None,
+) -> Iterator[tuple[Engine, ChatEncoder]]:
+    """Engine and encoder of a whole model folder, by default in this process, on the GPU if there is one.
 
-    float32 on CPU, bfloat16 on GPU. Raises model.ModelFolderError naming what the folder lacks.
+    In this process float32 on CPU, bfloat16 on GPU. `limits` are what servers must hold, and needed for them.
+    Raises model.ModelFolderError naming what the folder lacks, EngineError for servers that do not start.
     """
     from safetensors import SafetensorError
     import torch
     from transformers.utils import logging
 
-    from paravt.engines import TransformersEngine
-    from paravt.model import ModelFolderError, load_encoder, load_model
+    from paravt.engines.factory import make_engine
+    from paravt.model import ModelFolderError, load_encoder
 
     logging.disable_progress_bar()  # a bar for one file says nothing
-    gpu = torch.cuda.is_available()
     encoder = load_encoder(folder, visual)
+    device = "cuda" if torch.cuda.is_available() else None
+    config = engine or TransformersEngineConfig()
     try:
-        model = load_model(folder, torch.bfloat16 if gpu else torch.float32)
+        with make_engine(config, folder, encoder, limits, device=device) as made:
+            yield made, encoder
     except SafetensorError as error:
         raise ModelFolderError(f"{folder}: the weights cannot be read ({error}); copy them again") from error
-    engine = TransformersEngine(model, encoder.end_ids, max_batch_tokens, "cuda" if gpu else None)
-    return engine, encoder

@@ -25,7 +25,8 @@ MODEL, REPORT = Path("models/para_grpo"), Path("reports/para_grpo")
 
 
 def para_grpo(params: Params, reporter: StageReporter) -> None:
-    from paravt.engines import TransformersEngine
+    from paravt.engines.factory import make_engine
+    from paravt.engines.limits import PromptLimits
     from paravt.grpo import GRPOSetup, train
     from paravt.model import load_encoder, load_model
     from paravt.training import write_model_folder
@@ -35,10 +36,12 @@ def para_grpo(params: Params, reporter: StageReporter) -> None:
     reporter.know(samples)
     model = load_model(START)
     encoder = load_encoder(START, params.visual)
-    # the engine samples from the very weights that are trained
-    engine = TransformersEngine(model, encoder.end_ids, params.engine.max_batch_tokens)
-    setup = GRPOSetup.of(params)
-    result = train(model, None, engine, encoder, samples, setup, reporter, reporter.scratch.folder)
+    setup, scratch = GRPOSetup.of(params), reporter.scratch.folder
+    limits = PromptLimits.of(params.episode, params.visual, max(params.budget.choices))
+    # in this process the engine samples from the very weights that are trained
+    with make_engine(params.engine, START, encoder, limits, model, log_folder=scratch / "vllm") as engine:
+        result = train(model, None, engine, encoder, samples, setup, reporter, scratch)
+        reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
     publish(REPORT, lambda folder: write_curves(folder, result))
     write_model_folder(model, START, MODEL)
 

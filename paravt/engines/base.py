@@ -7,6 +7,7 @@ text, and never tokenise.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -83,7 +84,12 @@ def refusal(request: Request, image_pad_id: int, vocabulary: int, context: int) 
 
 
 class Engine(Protocol):
-    """`generate` answers requests in order: one list of `sampling.n` generations per request."""
+    """`generate` answers requests in order: one list of `sampling.n` generations per request.
+
+    `counts` says how often something had to be tried again, by reason.
+    """
+
+    counts: Counter[str]
 
     def generate(self, requests: list[Request]) -> list[list[Generation]]: ...
 

@@ -24,7 +24,7 @@ def make_engine(
     config: EngineConfig,
     folder: str | Path,
     encoder: ChatEncoder,
-    limits: PromptLimits,
+    limits: PromptLimits | None = None,
     model: Qwen3VLForConditionalGeneration | None = None,
     device: str | None = None,
     log_folder: str | Path = LOGS,
@@ -46,6 +46,8 @@ def make_engine(
         yield TransformersEngine(model, encoder.end_ids, config.max_batch_tokens, device)
         return
 
+    if limits is None:
+        raise ValueError("servers are started with room for the prompts to come; give their limits")
     from paravt.engines.server import ServerPlan
     from paravt.engines.vllm import VLLMEngine
 

@@ -20,6 +20,7 @@ How it is made fast without a server:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 import hashlib
@@ -102,6 +103,7 @@ class TransformersEngine:
         self.end_ids = sorted(end_ids)
         self.max_batch_tokens = max_batch_tokens
         self.weight_version = weight_version
+        self.counts: Counter[str] = Counter()  # nothing fails here that could be tried again
         self._lock = threading.Lock()
 
     def generate(self, requests: list[Request]) -> list[list[Generation]]:

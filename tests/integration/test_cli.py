@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 import json
 from pathlib import Path
 import shutil
@@ -54,7 +55,7 @@ def scripted(monkeypatch):
             else (f"I look.\n</think>\n{CALLS}", "I know.\n</think>\n<answer>B</answer>")[prompt.turn]
         ),
     )
-    monkeypatch.setattr(local, "open_model", lambda folder, visual: (engine, tiny_encoder()))
+    monkeypatch.setattr(local, "open_model", lambda *_: nullcontext((engine, tiny_encoder())))
     return engine
 
 
