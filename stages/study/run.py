@@ -17,6 +17,7 @@ import shutil
 import sys
 
 from paravt import benchmarks
+from paravt.benchmarks import Place
 from paravt.benchmarks.runner import code_version
 from paravt.config import Params
 from paravt.rollout import read_samples
@@ -41,8 +42,9 @@ def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
         model = _train(params, reporter, home)
         curves = read_curves(home / "training" / "metrics.jsonl")
     needles = benchmarks.get("needles")
+    samples = needles.load(Place(needles=PREPARED)).samples
     asked_alike = params.model_copy(update={"seed": EVALUATION_SEED})
-    results = evaluate(asked_alike, model, needles, needles.load(PREPARED), home / "answers.jsonl", reporter)
+    results = evaluate(asked_alike, model, needles, samples, home / "answers.jsonl", reporter)
     reporter.summary(flat(metrics_of(results)))
     if words := complaint(results, params.evaluate.max_error_share):
         fail(f"study {arm.name}", words)
