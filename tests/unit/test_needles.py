@@ -68,6 +68,17 @@ def test_video_shows_the_scene(tmp_path):
         assert frames[round(part.start_s * CONFIG.fps) + 1][white].mean() < 170
 
 
+def test_a_scene_is_the_same_file_however_often_it_is_rendered(tmp_path):
+    """Memory is churned in between: an encoder that reads what it did not write shows here."""
+    scene, junk = make_scene(CONFIG, 1, "eval", 4), []
+    files = set()
+    for size in np.random.default_rng(0).integers(1, 400_000, 40):
+        junk = [*junk[-6:], bytes(size)]
+        write_video(scene, tmp_path / "a.mp4", CONFIG)
+        files.add((tmp_path / "a.mp4").read_bytes())
+    assert len(files) == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_question_answers_follow_from_the_scene(kind):
     for index in range(20):
