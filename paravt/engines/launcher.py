@@ -1,8 +1,8 @@
-"""Runs one command that must not outlive its starter: `python -I launcher.py DESCRIPTOR COMMAND...`.
+"""Runs one command that must not outlive its starter: `launcher.py DESCRIPTOR GRACE_S COMMAND...`.
 
 The starter holds the other end of the pipe DESCRIPTOR. When it closes that end, or dies in whatever way, the
 kernel closes it, and the launcher ends the command: TERM to the whole process group, KILL to what is left of
-it after a while. The launcher leads the group and goes down with it, so that nothing is left behind. Should
+it after GRACE_S seconds. The launcher leads the group and goes down with it, so that nothing is left behind. Should
 the launcher itself be killed, the command gets a TERM from the kernel.
 
 Standard library alone: it starts in a few hundredths of a second, and no import can fail.
@@ -19,12 +19,11 @@ import sys
 import time
 
 POLL_S = 0.2
-GRACE_S = 10.0
 PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    descriptor, command = int(sys.argv[1]), sys.argv[2:]
+    descriptor, grace_s, command = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what we send to the group is not meant for us
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     own = os.getpid()
@@ -41,7 +40,7 @@ def main() -> None:
         pass
     if child.poll() is None:
         os.killpg(0, signal.SIGTERM)
-        deadline = time.monotonic() + GRACE_S
+        deadline = time.monotonic() + grace_s
         while child.poll() is None and time.monotonic() < deadline:
             time.sleep(POLL_S / 4)
     else:

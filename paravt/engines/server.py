@@ -32,7 +32,6 @@ from paravt.chat import PATCH
 from paravt.config import VisualConfig, VLLMEngineConfig
 from paravt.conversation import MERGE
 from paravt.engines.base import EngineError
-from paravt.engines.launcher import GRACE_S
 from paravt.engines.limits import ModelFacts, PromptLimits
 
 log = logging.getLogger("paravt")
@@ -41,6 +40,7 @@ PYTHON, URLS, KEY = "PARAVT_VLLM_PYTHON", "PARAVT_VLLM_URLS", "PARAVT_VLLM_API_K
 HERE = Path(__file__).resolve().parent
 LOOPBACK = "127.0.0.1"
 POLL_S = 0.25
+GRACE_S = 10.0  # a server that was told to end is killed after that
 TAIL_LINES = 20
 KEPT_LOGS = 10
 
@@ -169,7 +169,7 @@ class VLLMServer:
         command = [str(interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
         command += self.plan.arguments(LOOPBACK, self.port)
         theirs, ours = os.pipe()
-        launcher = [sys.executable, "-I", str(HERE / "launcher.py"), str(theirs)]
+        launcher = [sys.executable, "-I", str(HERE / "launcher.py"), str(theirs), str(GRACE_S)]
         try:
             with open(self.log_path, "ab") as file:
                 self._process = subprocess.Popen(
