@@ -18,18 +18,17 @@ import sys
 
 from paravt import benchmarks
 from paravt.benchmarks import Place
-from paravt.benchmarks.runner import code_version
 from paravt.config import Params
-from paravt.rollout import read_samples
 from stages.command import command, fail
 from stages.definition import dvc_hash
 from stages.evaluate import PREPARED, complaint, evaluate, flat, metrics_of
+from stages.para_grpo import post_train
 from stages.params import digest
 from stages.study.arms import Arm, read_study
 from stages.study.record import Record, read_curves, write_record
 from stages.tracking import StageReporter, stage_run
 
-RL, SFT, MODELS = Path("data/prepared/rl.jsonl"), Path("models/sft"), Path("models")
+MODELS = Path("models")
 RESULTS, SCRATCH = Path("study/results"), Path(".scratch/study")
 EVALUATION_SEED = 1  # the same frame budgets and draws for every run, whatever seed it was trained with
 
@@ -39,7 +38,9 @@ def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
     home = SCRATCH / f"{arm.name}-{seed}-{_fingerprint(arm, params)}"
     model, curves = MODELS / arm.name, {}
     if arm.trained:
-        model = _train(params, reporter, home)
+        model = home / "model"
+        if not model.is_dir():
+            post_train(params, reporter, home / "training", model)
         curves = read_curves(home / "training" / "metrics.jsonl")
     needles = benchmarks.get("needles")
     samples = needles.load(Place(needles=PREPARED)).samples
@@ -51,28 +52,10 @@ def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
     return Record(arm.name, seed, arm.overrides, tuple(results), curves)
 
 
-def _train(params: Params, reporter: StageReporter, home: Path) -> Path:
-    """The folder of the trained model; made once, found again by a run that was stopped later."""
-    target = home / "model"
-    if target.is_dir():
-        return target
-    from paravt.engines import TransformersEngine
-    from paravt.grpo import GRPOSetup, train
-    from paravt.model import load_encoder, load_model
-    from paravt.training import write_model_folder
-
-    model = load_model(SFT)
-    encoder = load_encoder(SFT, params.visual)
-    engine = TransformersEngine(model, encoder.end_ids, params.engine.max_batch_tokens)
-    train(model, None, engine, encoder, read_samples(RL), GRPOSetup.of(params), reporter, home / "training")
-    write_model_folder(model, SFT, target)
-    return target
-
-
 def _fingerprint(arm: Arm, params: Params) -> str:
     """Two runs with the same one compute the same thing."""
-    inputs = [dvc_hash(MODELS / ("sft" if arm.trained else arm.name)), dvc_hash(PREPARED)]
-    return digest(params, inputs, code_version())
+    start = MODELS / ("sft" if arm.trained else arm.name)
+    return digest(params, [dvc_hash(path) for path in (start, PREPARED, Path("paravt"))])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
