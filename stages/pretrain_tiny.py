@@ -5,6 +5,10 @@ part that Qwen3-VL-8B-Instruct plays at full scale. Every batch follows from (se
 stopped goes on where its last checkpoint stands.
 
     python -m stages.pretrain_tiny --out models/tiny-base
+
+With `--start` it goes on from a model that is there, for example to give it other habits:
+
+    python -m stages.pretrain_tiny --start models/tiny-base --tool-share 0 --steps 200 --work W --out FOLDER
 """
 
 from __future__ import annotations
@@ -137,6 +141,7 @@ def drill_conversation(encoder: ChatEncoder, clip: Clip, loose: Looseness, rng) 
 def conversation_stream(encoder: ChatEncoder, pool: list[Clip], args, step: int) -> list[Conversation]:
     """The conversations of one step; they depend on (seed, step) alone."""
     rng = stable_rng(args.seed, "step", step)
+    loose = Looseness().scaled(args.looseness)
     made = []
     for _ in range(args.batch):
         clip = pool[rng.integers(len(pool))]
@@ -144,11 +149,11 @@ def conversation_stream(encoder: ChatEncoder, pool: list[Clip], args, step: int)
         if draw < args.report_share:
             made.append(report_conversation(encoder, clip, rng))
         elif draw < args.report_share + args.drill_share:
-            made.append(drill_conversation(encoder, clip, Looseness(), rng))
+            made.append(drill_conversation(encoder, clip, loose, rng))
         else:
             use_tool = rng.random() < args.tool_share
             budget = int(rng.choice(BUDGETS))
-            made.append(main_conversation(encoder, clip, ask(clip, rng), budget, use_tool, Looseness(), rng))
+            made.append(main_conversation(encoder, clip, ask(clip, rng), budget, use_tool, loose, rng))
     return made
 
 
@@ -191,10 +196,10 @@ def corpus(pool: list[Clip], seed: int) -> list[str]:
 
 def train(args) -> None:
     work = Path(args.work)
-    pool = make_pool(args.clips, args.seed, work / "videos")
+    pool = make_pool(args.clips, args.seed, Path(args.videos or work / "videos"))
     print(f"{len(pool)} clips", flush=True)
     state_path = work / "state.pt"
-    tokenizer_folder = work / "tokenizer"
+    tokenizer_folder = Path(args.start or work / "tokenizer")
     if not tokenizer_folder.exists():
         train_tokenizer(corpus(pool[:500], args.seed), VOCABULARY).save_pretrained(tokenizer_folder)
     tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -249,7 +254,8 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", default="models/tiny-base", help="folder of the finished model")
     parser.add_argument("--work", default=".scratch/pretrain", help="videos, tokenizer and checkpoint")
-    parser.add_argument("--start", default=None, help="model folder to start from instead of fresh weights")
+    parser.add_argument("--videos", default=None, help="folder of the rendered clips (WORK/videos)")
+    parser.add_argument("--start", default=None, help="model folder to go on from instead of fresh weights")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=int, default=7000)
     parser.add_argument("--batch", type=int, default=28, help="conversations per step")
@@ -258,6 +264,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--report-share", type=float, default=0.2)
     parser.add_argument("--drill-share", type=float, default=0.45)
     parser.add_argument("--tool-share", type=float, default=0.7)
+    parser.add_argument("--looseness", type=float, default=1.0, help="factor on each habit's chance")
     parser.add_argument("--learning-rate", type=float, default=1.5e-3)
     parser.add_argument("--warmup", type=int, default=100)
     parser.add_argument("--save-every", type=int, default=100)

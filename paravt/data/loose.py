@@ -32,8 +32,16 @@ class Looseness(BaseModel):
     open_answer: float = 0.15
     """`</answer>` is left out."""
 
+    def scaled(self, factor: float) -> Looseness:
+        """Each chance times `factor`, at most 1; the two habits of an answer keep their proportion."""
+        chances = {name: min(1.0, chance * factor) for name, chance in self.model_dump().items()}
+        answers = chances["bare_answer"] + chances["open_answer"]
+        for name in ("bare_answer", "open_answer"):
+            chances[name] /= max(1.0, answers)
+        return Looseness(**chances)
 
-STRICT = Looseness(python_style=0, open_call=0, open_think=0, bare_answer=0, open_answer=0)
+
+STRICT = Looseness().scaled(0)
 
 
 def loosen(text: str, looseness: Looseness, rng: np.random.Generator) -> str:

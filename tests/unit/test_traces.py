@@ -126,3 +126,13 @@ def test_tables_hold_what_training_will_see(tmp_path):
         reports = row["turns"][1]["results"] if len(row["turns"]) == 3 else []
         crops = [other for other in rows if other["id"].startswith(row["id"] + "-crop")]
         assert [crop["turns"][0]["text"] for crop in crops] == reports
+
+
+def test_looseness_is_scaled_habit_by_habit():
+    assert Looseness().scaled(1) == Looseness()
+    assert set(STRICT.model_dump().values()) == {0.0}
+    double = Looseness().scaled(2)
+    assert (double.python_style, double.open_call, double.open_think) == (0.7, 0.3, 0.3)
+    much = Looseness().scaled(10)
+    assert (much.python_style, much.open_think) == (1.0, 1.0)
+    assert (much.bare_answer, much.open_answer) == (0.5, 0.5)  # never more than one habit an answer
