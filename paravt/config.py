@@ -119,6 +119,8 @@ class SFTConfig(Group):
     """Padded tokens of one forward pass."""
     freeze_vision: bool = True
     """True: the vision tower and its mergers keep their weights."""
+    packing: bool = False
+    """True: samples share rows of micro_batch_tokens, and none sees another; longer ones are left out."""
     save_every: int = Field(100, gt=0)
     optimiser: OptimiserConfig
 
@@ -156,6 +158,42 @@ class GRPOConfig(Group):
     optimiser: OptimiserConfig
 
 
+class LoRAConfig(Group):
+    """Adapters of low rank on the linear layers of the language model; the weights below them are kept."""
+
+    rank: int = Field(64, gt=0)
+    alpha: float = Field(128.0, gt=0)
+    """The adapter's product is scaled by alpha / rank."""
+
+
+class TrainConfig(Group):
+    """How SFT and RL are laid out on a machine. Processes, sharding and checkpointing change no result."""
+
+    processes: int = Field(1, ge=1)
+    """Processes of this machine, one per GPU; more than one are started by accelerate."""
+    sharding: Literal["none", "fsdp2"] = "none"
+    """none: each process holds the whole model; fsdp2: weights, gradients and optimiser are split."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of forward and backward passes and of frozen weights. Trained weights are held in float32, and
+    log-probs come from float32 logits, either way."""
+    gradient_checkpointing: bool = False
+    """True: activations of a layer are computed again in the backward pass; less memory, more time."""
+    attention: Literal["sdpa", "flash_attention_2"] = "sdpa"
+    """flash_attention_2 needs the package flash-attn and a GPU."""
+    lora: LoRAConfig | None = None
+    """null: the weights themselves are trained."""
+
+    @model_validator(mode="after")
+    def _check(self) -> TrainConfig:
+        if self.lora and self.sharding != "none":
+            raise ValueError("train.lora trains few weights and needs no sharding; write train.sharding none")
+        return self
+
+    def identity(self) -> dict:
+        """What a result depends on: not the processes, nor how the weights lie in them."""
+        return self.model_dump(include={"dtype", "lora"})
+
+
 class EvaluateConfig(Group):
     """Greedy accuracy per frame budget, and format compliance when sampling."""
 
@@ -188,10 +226,66 @@ class NeedlesConfig(Group):
     """Share of SFT traces that call the tool; the others answer from the overview."""
 
 
+class RepositoryConfig(Group):
+    """A repository of the hub at a revision."""
+
+    repository: str = Field(pattern=r"^[\w.-]+/[\w.-]+$")
+    """owner/name"""
+    revision: str = Field("main", min_length=1)
+    """A commit or a branch; the manifest records the commit that it was."""
+
+
+class HubConfig(Group):
+    """Published data from the hub. HF_ENDPOINT and HF_TOKEN say where and as whom, PARAVT_MEDIA_ROOT whereto."""
+
+    training: RepositoryConfig
+    """Tables of SFT and RL rows."""
+    media: RepositoryConfig
+    """Archives with the videos and images that those rows name."""
+    model: RepositoryConfig | None = None
+    """The base model, in place of base_model; its weights stay in the media root."""
+    models: list[RepositoryConfig] = []
+    """More models to have at hand, as data/hub/OWNER__NAME."""
+    benchmarks: list[Literal["videomme", "longvideobench", "lvbench", "mlvu", "mmvu", "charades"]] = []
+    """Benchmarks whose tables and media are brought."""
+    revisions: dict[str, str] = {}
+    """Revisions of benchmarks by name, in place of those of paravt/data/published.py."""
+    sft_splits: list[str] = Field(min_length=1)
+    """Splits of the SFT tables: charades, geminicot, longvideoreason, museg, selftrace, tvg, videor1."""
+    buckets: list[str] | None = None
+    """Sentinel buckets whose media are brought, as longvt_source/selftrace or selfqa; none: all."""
+    sft_rows: int | None = Field(None, gt=0)
+    """First rows of each SFT split; none: all."""
+    rl_rows: int | None = Field(None, gt=0)
+    """First rows of the RL table; none: all."""
+    benchmark_rows: int | None = Field(None, gt=0)
+    """First rows of each benchmark table whose media are brought; none: all."""
+    licences: list[str] = ["apache-2.0", "mit"]
+    """Licences that the user accepts, as the repositories' cards name them; `unknown`: cards that name none."""
+    workers: int = Field(4, ge=1)
+    """Files that are moved or opened at the same time."""
+    keep_free_gib: float = Field(5.0, ge=0)
+    """Disk space that is left free."""
+    merge_calls: bool = True
+    """True: independent calls of successive turns become one turn."""
+    reports: Literal["row", "model"] = "row"
+    """What takes the place of returned frames in SFT rows. row: the row's own words; model: what the base
+    model wrote (`python -m stages.reports`)."""
+    drop_overlap: bool = True
+    """True: training rows whose video is in a chosen benchmark are set aside, whatever its name is there."""
+    opened_videos: int | None = Field(None, gt=0)
+    """Videos that are opened and decoded before training; of the others the container's word is taken.
+    none: all."""
+    max_set_aside: float = Field(0.2, ge=0, le=1)
+    """Above this share of rows set aside, validation fails."""
+
+
 class DataConfig(Group):
     seed: int = 1
     """Draws the needle world; apart from the training seed, so that all seeds answer the same questions."""
     needles: NeedlesConfig
+    hub: HubConfig | None = None
+    """Published training rows in place of the needles'; the needles' evaluation questions stay."""
 
 
 class TransformersEngineConfig(Group):
@@ -235,13 +329,31 @@ class VLLMEngineConfig(Group):
     """A server that is not ready by then is ended and reported."""
 
 
+class EndpointConfig(Group):
+    """An OpenAI-compatible endpoint, for `paravt eval` only: it gives text, neither tokens nor log-probs. Its
+    key comes from PARAVT_ENDPOINT_KEY."""
+
+    url: str
+    """For example http://localhost:8000/v1."""
+    model: str | None = None
+    """Name of the model there; not needed where one alone is served."""
+    in_flight: int = Field(16, ge=1)
+    """Requests at the same time."""
+    timeout_s: float = Field(600.0, gt=0)
+    """A request that is not answered by then is sent again."""
+    retries: int = Field(4, ge=0)
+    """Times that a request is sent again after a timeout, a lost connection, 429 or a server's error."""
+    prefill: bool = False
+    """True: the endpoint continues an assistant message that was begun (vLLM, SGLang); force_think needs it."""
+
+
 EngineConfig = Annotated[TransformersEngineConfig | VLLMEngineConfig, Field(discriminator="name")]
 
 
 class Params(Group):
     """params.yaml, whole."""
 
-    scale: Literal["tiny", "smoke", "paravt_8b"]
+    scale: Literal["tiny", "smoke", "paravt_mini", "paravt_8b"]
     method: str
     """Name of the arm, for reading; the values below are what is run."""
     seed: int = 1
@@ -253,6 +365,7 @@ class Params(Group):
     episode: EpisodeConfig
     reward: RewardConfig
     anchoring: AnchoringConfig
+    train: TrainConfig = TrainConfig()
     sft: SFTConfig
     grpo: GRPOConfig
     evaluate: EvaluateConfig

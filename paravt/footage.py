@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from paravt.config import VisualConfig
+from paravt.data.media import on_this_machine
 from paravt.video import Frames, Video, VideoError, open_video
 
 Key = TypeVar("Key")
@@ -43,8 +44,8 @@ class CropKey(NamedTuple):
 
 
 def locate(video: str, root: str | Path) -> str:
-    """The path or URI to open: relative paths start at `root`."""
-    return video if "://" in video else str(Path(root) / video)
+    """The path or URI to open: relative paths start at `root`, published media in the media root."""
+    return video if "://" in video else str(Path(root) / on_this_machine(video))
 
 
 class Footage:

@@ -29,7 +29,7 @@ from paravt.reading.container import VideoError
 from paravt.reading.indexing import Index, is_constant
 from paravt.times import TimeError, parse_window
 
-__all__ = ["Frames", "Video", "VideoError", "file_paths", "open_video"]
+__all__ = ["Frames", "Video", "VideoError", "file_paths", "open_video", "spellings"]
 
 SAME_TIME_S = 1e-6  # nearer times are one: start + k/fps is not exact in binary, nor are six printed digits
 
@@ -189,22 +189,29 @@ def open_video(
 def file_paths(path_or_uri: str | os.PathLike[str]) -> list[str]:
     """The absolute paths that a path or `file://` URI may mean, best first.
 
-    A plain path is opened as it is. A URI is decoded exactly once; `file://` put before a path that was never
-    encoded is a common spelling too, so the text as it stands comes second. Raises VideoError missing for
-    other schemes and for an empty path.
+    Raises VideoError missing for other schemes and for an empty path.
     """
     text = os.fsdecode(path_or_uri)
-    scheme, separator, rest = text.partition("://")
-    if separator and scheme.lower() == "file":
-        rest = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest
-        spellings = list(dict.fromkeys([os.fsdecode(unquote_to_bytes(os.fsencode(rest))), rest]))
-    else:
-        spellings = [text]
-    if not all(spellings):
+    scheme, separator, _ = text.partition("://")
+    found = spellings(text)
+    if not all(found):
         raise VideoError("missing", "no path was given")
     if separator and scheme.lower() in ("http", "https", "ftp", "rtsp", "rtmp", "s3"):
         raise VideoError("missing", f"{text}: not a file; only paths and file:// URIs are read")
-    return [os.path.abspath(spelling) for spelling in spellings]
+    return [os.path.abspath(spelling) for spelling in found]
+
+
+def spellings(path_or_uri: str) -> list[str]:
+    """The paths that a path or `file://` URI may mean, best first, absolute or not.
+
+    A plain path is taken as it is. A URI is decoded exactly once; `file://` put before a path that was never
+    encoded is a common spelling too, so the text as it stands comes second.
+    """
+    scheme, separator, rest = path_or_uri.partition("://")
+    if not separator or scheme.lower() != "file":
+        return [path_or_uri]
+    rest = rest.removeprefix("localhost") if rest.startswith("localhost/") else rest
+    return list(dict.fromkeys([os.fsdecode(unquote_to_bytes(os.fsencode(rest))), rest]))
 
 
 def crop_times_s(start_s: float, end_s: float, fps: float, max_frames: int) -> np.ndarray:

@@ -1,8 +1,10 @@
-"""Bring what the pipeline starts from: the needle world and the base model.
+"""Bring what the pipeline starts from: the needle world, published data, and the base model.
 
 Reads params.yaml (base_model, data, visual, budget) and the folder that base_model names. Renders the
 needle world to data/needles (videos/*.mp4, sft.jsonl, rl.jsonl, eval.jsonl) and copies the model to
-models/base. Both folders appear whole or not at all.
+models/base. With data.hub the published tables come to data/hub, their media and the model's weights to the
+media root (PARAVT_MEDIA_ROOT, or data/media); without it data/hub holds an empty manifest. Each folder
+appears whole or not at all, and what a stopped run has downloaded is not downloaded again.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import sys
 
 from paravt.checkpoints import publish
 from paravt.config import Params
+from paravt.data.media import folder_name, write_manifest
 from paravt.data.needle_tables import write_tables
 from paravt.model import check_folder
 from stages import params as parameters
+from stages import published
 from stages.command import command
 from stages.tracking import StageReporter, stage_run
 
@@ -25,7 +29,11 @@ DATA, MODEL = Path("data/needles"), Path("models/base")
 
 
 def download(params: Params, reporter: StageReporter) -> None:
-    source = check_folder(params.base_model)
+    hub = params.data.hub
+    if hub and hub.model:
+        source = published.FOLDER / folder_name(hub.model.repository)
+    else:
+        source = check_folder(params.base_model)
 
     def render(folder: Path) -> None:
         counts = write_tables(
@@ -39,6 +47,14 @@ def download(params: Params, reporter: StageReporter) -> None:
         videos = len(list((folder / "videos").iterdir()))
         reporter.summary({f"rows/{table}": count for table, count in counts.items()} | {"videos": videos})
 
+    def fetch(folder: Path) -> None:
+        if hub is None:
+            return write_manifest(folder / published.MANIFEST, [])
+        report = published.bring(hub, folder, reporter)
+        reporter.summary({f"media/{name}": count for name, count in report["media"].items()})
+        for line in published.notes(report):
+            print(f"download: {line}", file=sys.stderr)
+
     def copy(folder: Path) -> None:
         # file by file: the tracked folder may hold links or read-only files, the copy holds plain ones
         for path in sorted(source.rglob("*")):
@@ -48,6 +64,7 @@ def download(params: Params, reporter: StageReporter) -> None:
                 shutil.copyfile(path, target)
 
     publish(DATA, render)
+    publish(published.FOLDER, fetch)
     publish(MODEL, copy)
 
 

@@ -4,6 +4,9 @@ Reads data/needles/{sft,rl,eval}.jsonl and opens each video they name. Runs one 
 table (row count first). Writes data/prepared/{sft,rl,eval}.jsonl, the same rows in one spelling, and
 data/prepared/report.json, which holds no times and no paths of this machine.
 
+With data.hub, SFT and RL rows are those of data/hub, converted to our grammar; suites judge them, what became
+of each published row, and each benchmark. data/prepared/media.jsonl then names the media that the tables use.
+
 Ends with 0 if every critical expectation passed, 1 if one failed or a table cannot be read, 3 if none failed
 but one could not be checked. A run that does not end with 0 writes no tables; its report is
 .scratch/validate/report.json.
@@ -22,9 +25,19 @@ from typing import TYPE_CHECKING
 
 from paravt.checkpoints import publish
 from paravt.config import Params
-from paravt.data.schema import Row, TraceRow, VideoFacts, question_frame, read_rows, trace_frame
+from paravt.data.media import on_this_machine, sha256_of, write_manifest
+from paravt.data.schema import (
+    Row,
+    TraceRow,
+    VideoFacts,
+    ledger_frame,
+    question_frame,
+    read_rows,
+    trace_frame,
+)
+from paravt.data.training import ledger_rows
 from paravt.rollout import Sample, write_jsonl
-from paravt.video import VideoError, open_video
+from paravt.video import VideoError, file_paths, open_video
 from stages import params as parameters
 from stages.command import command, fail
 from stages.outputs import write_json
@@ -33,6 +46,7 @@ from stages.tracking import StageReporter, stage_run
 if TYPE_CHECKING:
     import pandas as pd
 
+    from stages.prepare import Prepared
     from stages.suites import Outcome
 
 TABLES = ("sft", "rl", "eval")
@@ -47,6 +61,7 @@ class Validation:
     rows: dict[str, list[Row]]
     outcomes: dict[str, list[Outcome]]
     videos: dict[str, VideoFacts]
+    published: Prepared | None = None
 
     @property
     def problems(self) -> list[tuple[str, Outcome]]:
@@ -86,7 +101,8 @@ class Validation:
             }
         opened = [facts.duration_s for facts in self.videos.values() if facts.duration_s is not None]
         videos = {"named": len(self.videos), "opened": len(opened), "seconds": round(sum(opened), 3)}
-        return {"passed": self.exit_code == 0, "videos": videos, "suites": suites}
+        report = {"passed": self.exit_code == 0, "videos": videos, "suites": suites}
+        return report if self.published is None else report | {"published": self.published.to_json()}
 
 
 def _rank(outcome: Outcome) -> tuple[bool, bool]:
@@ -99,25 +115,52 @@ def validate(
     docs: Path | None = None,
     timeout_s: float = 60.0,
     progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+    published: Prepared | None = None,
 ) -> Validation:
-    """Judge the tables of `source`. Paths of videos are relative to the working folder.
+    """Judge the tables of `source`, or published rows in their place. Videos are named as tables name them.
 
     Data Docs go to `docs` if given. Raises TableError for a table that cannot be read at all.
     """
-    from stages.suites import new_context, question_suite, run_suite, trace_suite
+    from stages.suites import (
+        benchmark_suite,
+        new_context,
+        published_suite,
+        question_suite,
+        run_suite,
+        trace_suite,
+    )
 
-    rows = {name: read_rows(source / f"{name}.jsonl") for name in TABLES}
-    videos = open_all(_videos(rows), timeout_s, progress)
+    rows = {
+        name: published.rows[name]
+        if published and name in published.rows
+        else read_rows(source / f"{name}.jsonl")
+        for name in TABLES
+    }
+    known = published.facts if published else {}
+    videos = known | open_all([path for path in _videos(rows) if path not in known], timeout_s, progress)
     frames = {name: (trace_frame if name == "sft" else question_frame)(rows[name], videos) for name in TABLES}
-    _mark_shared(frames["eval"], {name: _videos({name: rows[name]}) for name in ("sft", "rl")})
+    suites = {"sft": trace_suite(), "rl": question_suite(False), "eval": question_suite(True)}
+    held_out = ["eval"]
+    for name, benchmark in (published.benchmarks if published else {}).items():
+        rows[name] = benchmark
+        frames[name] = question_frame(benchmark, videos)
+        suites[name] = benchmark_suite(overlap_stops=published.drops_overlap)
+        held_out.append(name)
+    for name, ledger in (published.ledgers if published else {}).items():
+        rows[name] = ledger_rows(ledger)
+        frames[name] = ledger_frame(rows[name])
+        suites[name] = published_suite(published.max_set_aside)
+    training = {name: _videos({name: rows[name]}) for name in ("sft", "rl")}
+    contents = {video: name for name, used in training.items() for video in _contents(used)}
+    for name in held_out:
+        _mark_shared(frames[name], contents)
     context = new_context()
     if docs is not None:
         _add_site(context, docs)
-    suites = {"sft": trace_suite(), "rl": question_suite(False), "eval": question_suite(True)}
-    outcomes = {name: run_suite(context, name, suites[name], frames[name]) for name in TABLES}
+    outcomes = {name: run_suite(context, name, suites[name], frames[name]) for name in frames}
     if docs is not None:
         context.build_data_docs()
-    return Validation(rows, outcomes, videos)
+    return Validation(rows, outcomes, videos, published)
 
 
 def open_all(
@@ -127,7 +170,7 @@ def open_all(
     facts = {}
     for number, path in enumerate(paths, 1):
         try:
-            with open_video(path, timeout_s=timeout_s) as video:
+            with open_video(on_this_machine(path), timeout_s=timeout_s) as video:
                 video.frames_at([0.0])
                 facts[path] = VideoFacts(duration_s=float(video.duration_s))
         except VideoError as error:
@@ -140,9 +183,12 @@ def write_prepared(validation: Validation, target: Path) -> None:
     """The tables that passed, each row read and written again, and the report."""
 
     def write(folder: Path) -> None:
-        for name, rows in validation.rows.items():
+        for name in (name for name in TABLES if name in validation.rows):
             kind = TraceRow if name == "sft" else Sample
+            rows = validation.rows[name]
             write_jsonl(folder / f"{name}.jsonl", [kind.from_json(row.data) for row in rows])
+        if validation.published is not None:
+            write_manifest(folder / "media.jsonl", validation.published.media)
         write_json(folder / "report.json", validation.to_json())
 
     publish(target, write)
@@ -160,12 +206,29 @@ def _videos(rows: Mapping[str, Iterable[Row]]) -> list[str]:
     return list(found)
 
 
-def _mark_shared(frame: pd.DataFrame, training: Mapping[str, Sequence[str]]) -> None:
-    """Add split_check: "ok", or the training table that the row's video is in too."""
+def _contents(videos: Iterable[str]) -> dict[str, str]:
+    """content -> path of the videos that are there."""
+    found = {}
+    for video in videos:
+        place = Path(file_paths(on_this_machine(video))[0])
+        if place.is_file():
+            found[sha256_of(place)] = video
+    return found
+
+
+def _mark_shared(frame: pd.DataFrame, training: Mapping[str, str]) -> None:
+    """Add split_check: "ok", or the training table that has a video of the same content.
+
+    `training` gives a table's name by content: a copy under another name is the same video.
+    """
     if "video" not in frame:
         return
-    homes = {video: name for name, videos in training.items() for video in videos}
-    frame["split_check"] = [f"also in {homes[v]}" if v in homes else "ok" for v in frame["video"]]
+    homes = {video: training.get(content) for content, video in _contents(_named(frame)).items()}
+    frame["split_check"] = [f"also in {homes[v]}" if homes.get(v) else "ok" for v in frame["video"]]
+
+
+def _named(frame: pd.DataFrame) -> list[str]:
+    return [video for video in dict.fromkeys(frame["video"]) if isinstance(video, str)]
 
 
 def _composition(rows: Sequence[Row]) -> dict[str, dict[str, int]]:
@@ -212,7 +275,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _stage(params: Params, reporter: StageReporter) -> None:
     docs = SCRATCH / "data_docs"
     shutil.rmtree(docs, ignore_errors=True)
-    found = validate(SOURCE, docs, params.visual.read_timeout_s, reporter.progress)
+    published = None
+    if params.data.hub is not None:
+        from stages.prepare import prepare
+        from stages.published import FOLDER
+
+        published = prepare(params, FOLDER, reporter.progress)
+    found = validate(SOURCE, docs, params.visual.read_timeout_s, reporter.progress, published)
     if docs.is_dir():
         reporter.artifact(docs)
     reporter.summary({f"rows/{name}": len(rows) for name, rows in found.rows.items()})
@@ -223,8 +292,8 @@ def _stage(params: Params, reporter: StageReporter) -> None:
         write_json(SCRATCH / "report.json", found.to_json())
         fail("validate", found.sentence(), found.exit_code)
     write_prepared(found, TARGET)
-    total = sum(len(rows) for rows in found.rows.values())
-    print(f"validate: {total} rows in {len(found.rows)} tables and {len(found.videos)} videos are fine")
+    total = sum(len(found.rows[name]) for name in TABLES)
+    print(f"validate: {total} rows in {len(TABLES)} tables and {len(found.videos)} videos are fine")
 
 
 if __name__ == "__main__":

@@ -420,7 +420,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tempfile.TemporaryDirectory() as folder,
         HubServer(build(options.folder or Path(folder)), port=options.port) as hub,
     ):
-        print(f"HF_ENDPOINT={hub.endpoint}", flush=True)
+        print(f"export HF_ENDPOINT={hub.endpoint} HF_TOKEN={TOKEN}", flush=True)
         with suppress(KeyboardInterrupt):
             threading.Event().wait()
     return 0

@@ -169,7 +169,7 @@ def _traced(
         window = {"start_time": round(part.start_s, 1), "end_time": round(part.end_s, 1)}
         call = {"name": "crop_video", "arguments": {"video_path": path} | window}
         look = f"The {colour} part has to be seen closely."
-        think = f"<think>{seen if number and number % 2 == 0 else ''}{look}</think>"
+        think = f"<think>{seen if number and not reported else ''}{look}</think>"
         messages.append(_assistant(f"{think}\n<tool_call>\n{json.dumps(call)}\n</tool_call>"))
         report = f"The clip shows a {part.shape} on {colour} from {part.needle_s[0]:.1f} s."
         times = [part.start_s + step for step in range(3)]

@@ -38,16 +38,16 @@ MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "README.md", "LICENSE")
 
 @dataclass
 class Hub:
-    """Context manager. `workers` files at a time; `licences` are those that the caller accepts."""
+    """Context manager. `workers` files at a time; `licences` are those that the caller accepts, None any."""
 
     root: Path
     reporter: Reporter | None = None
     workers: int = 4
     keep_free_gib: float = 5.0
-    licences: Sequence[str] = KNOWN_LICENCES
+    licences: Sequence[str] | None = KNOWN_LICENCES
     wait_s: float = 1.0
-    opened: dict[str, Remote] = field(default_factory=dict)
-    """Every repository that was opened, by its name."""
+    opened: dict[tuple[str, str, str], Remote] = field(default_factory=dict)
+    """Every repository that was opened, by name, kind and revision."""
 
     def __enter__(self) -> Hub:
         self._stack = ExitStack()
@@ -62,14 +62,17 @@ class Hub:
         self, repository: str, kind: str = "dataset", revision: str = "main", moved_to: Sequence[str] = ()
     ) -> Remote:
         """The repository at a commit. Raises HubError if it cannot be had or its licence is not accepted."""
+        key = (repository, kind, revision)
+        if key in self.opened:
+            return self.opened[key]
         remote = self.client.open(repository, kind, revision, tuple(moved_to))
         licence = licence_of(remote)
-        if licence not in self.licences:
+        if self.licences is not None and licence not in self.licences:
             raise HubError(
                 f"{repository} is under licence {licence!r}, which is not among those accepted "
                 f"({', '.join(self.licences)}); if your use fits it, add it to data.hub.licences"
             )
-        self.opened[repository] = remote
+        self.opened[key] = remote
         return remote
 
     def fetch_tables(self, remote: Remote, patterns: Sequence[str], folder: Path) -> list[Path]:

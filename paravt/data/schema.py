@@ -173,6 +173,14 @@ def trace_frame(rows: Sequence[Row], videos: Mapping[str, VideoFacts]) -> pd.Dat
     return _frame([row.name for row in rows], columns)
 
 
+def ledger_frame(rows: Sequence[Row]) -> pd.DataFrame:
+    """One row per published row and what became of it: `fate_check` is "ok", or why it was set aside."""
+    data = [row.data for row in rows]
+    fates = [item["reason"] if item["status"] == "set aside" else OK for item in data]
+    columns = {name: _field(data, name) for name in ("id", "split", "status")} | {"fate_check": fates}
+    return _frame([row.name for row in rows], columns)
+
+
 @dataclass(frozen=True)
 class VideoFacts:
     """What opening a video gave: its duration, or the reason why it cannot be used."""

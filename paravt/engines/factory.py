@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paravt.config import EngineConfig, TransformersEngineConfig
 from paravt.engines.base import Engine
 from paravt.engines.limits import ModelFacts, PromptLimits
+from paravt.weights import real_folder
 
 if TYPE_CHECKING:
     from transformers import Qwen3VLForConditionalGeneration
@@ -51,7 +52,7 @@ def make_engine(
     from paravt.engines.server import ServerPlan
     from paravt.engines.vllm import VLLMEngine
 
-    plan = ServerPlan(config, Path(folder), ModelFacts.of(folder), limits, encoder.visual)
+    plan = ServerPlan(config, real_folder(folder), ModelFacts.of(folder), limits, encoder.visual)
     engine = VLLMEngine(plan, encoder.end_ids, log_folder)
     try:
         yield engine

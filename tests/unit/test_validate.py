@@ -38,8 +38,8 @@ def clip(tmp_path_factory) -> bytes:
 def tables(tmp_path, monkeypatch, clip):
     """Writes the three tables, good unless other rows are given; returns their folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("sft.mp4", "rl.mp4", "eval.mp4"):
-        Path(name).write_bytes(clip)
+    for number, name in enumerate(("sft.mp4", "rl.mp4", "eval.mp4")):
+        Path(name).write_bytes(clip + b"\0\0\0\x08free" * number)  # the same picture, other content
     meta = {"duration_s": float(SECONDS)}
 
     def write(**given) -> Path:
@@ -197,6 +197,11 @@ def test_an_evaluation_video_in_a_training_table_stops(tables):
     found = validate(tables(eval=[shared]))
     assert found.sentence().startswith("suite eval, column video: no video is in a training table, but 1 row")
     assert "also in rl" in found.sentence()
+    # under another name it is the same video
+    Path("copy.mp4").write_bytes(Path("rl.mp4").read_bytes())
+    copied = question(id="eval1", video="copy.mp4", meta=tables.meta)
+    Path("needles/eval.jsonl").write_text(json.dumps(copied) + "\n")
+    assert "also in rl" in validate(Path("needles")).sentence()
 
 
 def test_nulls_and_kinds_of_numbers():

@@ -1,0 +1,321 @@
+"""Published SFT rows -> traces in our grammar.
+
+Published traces make one call a turn and get frames back; ours make independent calls at once and get words.
+
+    row       user  | think, call | frames      | think, call | frames  | think, answer
+    trace             think, calls| reports                             | think, answer
+
+1. The system text goes: the prompt is ours, one for all. The question is cut out of the user's text.
+2. Each assistant text is read by `paravt.protocol.parse_turn`, the only parser there is.
+3. A report takes the place of returned frames: of the row's own words (a text in the tool's answer, else what
+   the next think says that it sees), or one that a model wrote for the same window (`reports`).
+4. Two calls in a row become one turn if the second does not build on the first: its think looks back at
+   nothing, the windows do not overlap, and both have reports of their own.
+5. Turns are written anew: think, calls as JSON with times in seconds inside the video, answer.
+
+A row that comes out as it went in has `passed`, one that was changed is `converted`, and one that cannot be
+used is `set aside`, with a reason. Every trace that leaves has been judged by the checks of `data.checks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+import json
+import math
+import re
+from typing import Any, Literal
+
+from paravt import protocol
+from paravt.data.checks import OK, check_roles, check_targets, check_windows, whole_turn
+from paravt.data.questions import read_gold, read_question
+from paravt.data.schema import TraceRow, TraceTurn, VideoFacts
+from paravt.data.sentinel import RowError, media_of, read_messages, text_of
+from paravt.hashing import stable_hash
+from paravt.rollout import Sample, ToolCall, Turn
+from paravt.times import TimeError, parse_window
+
+Status = Literal["passed", "converted", "set aside"]
+Windows = dict[tuple[str, float, float], str]
+
+MIN_REPORT_WORDS = 4
+SPAN_SLACK_S = 1.0  # annotations of public sets end up to a second after their video
+_RESPONSE = re.compile(r"<tool_response>(.*?)(?:</tool_response>|$)", re.DOTALL)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
+_NOTICE = re.compile(r"\bframes?\b|successfully|\bcropped\b|\bthe tool\b", re.IGNORECASE)
+_LOOKS_BACK = re.compile(
+    r"""\b(?:the|this|that|these|those)\s+(?:\w+\s+)?(?:clip|crop|frames?|segment|report|result|response)s?\b
+        | \b(?:shows?|showed|reveal(?:s|ed)?|did\s+not|didn['’]t|returned|now\s+I|I\s+(?:can\s+)?see)\b
+        | \b(?:still|earlier|later|instead|wrong|however|again|already)\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CONCLUDES = re.compile(
+    r"""\b(?:answer|options?|question|correct|choice|therefore|thus|hence|conclude|so|tool|crop_video|call)\b
+        | \b(?:I|we)\s+(?:need|should|will|must|can\s+now)\b | \blet['’]?s?\s+(?:me\b)?""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What of a trace is ours to decide. `with_path`: calls name the video, as the agentic prompt asks."""
+
+    budgets: tuple[int, ...]
+    max_turns: int = 3
+    max_calls: int = 5
+    merge: bool = True
+    with_path: bool = True
+    seed: int = 1
+    reports: Windows | None = None
+    """Reports that a model wrote, by (video, start, end) in tenths of a second; None: the row's own."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a row."""
+
+    status: Status
+    reason: str = ""
+    trace: TraceRow | None = None
+    merged: int = 0
+    """Calls that joined an earlier one's turn."""
+
+
+@dataclass(frozen=True)
+class _Step:
+    """One assistant turn with calls, and what came back: a report a call, None where only frames came."""
+
+    think: str
+    calls: tuple[ToolCall, ...]
+    reports: tuple[str | None, ...]
+
+
+def convert(
+    row: Mapping[str, Any],
+    identity: str,
+    source: str,
+    find: Callable[[str], str],
+    video_of: Callable[[str], str],
+    facts_of: Callable[[str], VideoFacts],
+    rules: Rules,
+) -> Outcome:
+    """The trace of one published row, or why there is none.
+
+    `find` gives the media path of a URL, `video_of` what a table writes for it, `facts_of` what is known of
+    the file.
+    """
+    try:
+        return _convert(row, identity, source, find, video_of, facts_of, rules)
+    except RowError as error:
+        return Outcome("set aside", str(error))
+
+
+def window_key(video: str, start_s: float, end_s: float) -> tuple[str, float, float]:
+    """How a window's report is found: times in tenths of a second, as calls write them."""
+    return video, round(start_s, 1), round(end_s, 1)
+
+
+def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> Outcome:
+    messages = [m for m in read_messages(row.get("messages")) if m["role"] != "system"]
+    if not messages or messages[0]["role"] != "user":
+        raise RowError("its first message is not the user's")
+    urls = [url for _, url in media_of(messages[0])]
+    if len(urls) != 1:
+        raise RowError("it has no video or image" if not urls else "it has several videos or images")
+    path = find(urls[0])
+    video = video_of(path)
+    facts = facts_of(path)
+    if facts.problem or facts.duration_s is None:
+        raise RowError(f"its video cannot be used ({(facts.problem or 'no duration').partition(':')[0]})")
+    steps, last = _read(messages[1:])
+    asked = read_question(text_of(messages[0]))
+    kind, gold = read_gold(last.answer, asked, None)
+    if kind == "tvg":
+        gold = inside(gold, facts.duration_s)
+    sample = Sample(
+        id=identity,
+        video=video,
+        question=asked.question,
+        answer=gold,
+        question_type=kind,
+        options=asked.options if kind == "mcq" else (),
+        meta={"source": source, "duration_s": facts.duration_s},
+    )
+    steps = _with_reports(steps, last.think or "", video, facts.duration_s, rules)
+    joined = _merged(steps, facts.duration_s, rules) if rules.merge else steps
+    if len(joined) > rules.max_turns:
+        raise RowError(f"it has {len(joined)} tool turns, more than max_turns {rules.max_turns}")
+    turns: list[TraceTurn] = []
+    for step in joined:
+        turns.append(TraceTurn("assistant", _dispatch(step, sample, facts.duration_s, rules)))
+        turns.append(TraceTurn("tool", results=tuple(report or "" for report in step.reports)))
+    turns.append(TraceTurn("assistant", f"<think>\n{last.think}\n</think>\n<answer>{last.answer}</answer>"))
+    budget = rules.budgets[stable_hash(rules.seed, "sft budget", identity) % len(rules.budgets)]
+    trace = TraceRow(identity, sample, budget, "main", tuple(turns))
+    _judge(trace, facts.duration_s)
+    before = [_squeezed(text_of(message)) for message in messages[1:]]
+    same = before == [_squeezed(_published(turn)) for turn in turns]
+    return Outcome("passed" if same else "converted", trace=trace, merged=len(steps) - len(joined))
+
+
+def _read(messages: Sequence[Mapping[str, Any]]) -> tuple[list[_Step], Turn]:
+    """The tool turns, and the turn that answers."""
+    steps: list[_Step] = []
+    at = 0
+    while at < len(messages):
+        if messages[at]["role"] != "assistant":
+            raise RowError("its messages do not alternate")
+        text = text_of(messages[at]).strip()
+        parsed = protocol.parse_turn(whole_turn(text), max_calls=100)
+        at += 1
+        if not (parsed.think and parsed.think_closed and parsed.think.strip()):
+            raise RowError("an assistant turn has no closed think")
+        if not parsed.calls:
+            if at < len(messages):
+                raise RowError("it answers before its end")
+            if not (parsed.answer and parsed.answer_closed and len(parsed.answers) == 1):
+                raise RowError("its last turn has no single closed answer")
+            return steps, parsed
+        if len(parsed.valid_calls) != len(parsed.calls):
+            raise RowError("a call cannot be read")
+        answers = []
+        while at < len(messages) and messages[at]["role"] in ("user", "tool"):
+            answers.append(messages[at])
+            at += 1
+        steps.append(_Step(parsed.think.strip(), parsed.valid_calls, _returned(answers, len(parsed.calls))))
+    raise RowError("it ends without an answer")
+
+
+def _returned(messages: Sequence[Mapping[str, Any]], calls: int) -> tuple[str | None, ...]:
+    """What the tool said to each call; None where it only handed frames over."""
+    blocks = []
+    for message in messages:
+        text = text_of(message).strip()
+        frames = any(True for _ in media_of(message))
+        found = [block.strip() for block in _RESPONSE.findall(text)] or [text]
+        blocks += [_said(block) if frames else block or None for block in found]
+    if len(blocks) != calls:
+        raise RowError(f"{calls} calls got {len(blocks)} answers")
+    return tuple(blocks)
+
+
+def _said(text: str) -> str | None:
+    """What is left of a tool's text beside the notice that frames come with it."""
+    kept = [sentence for sentence in _SENTENCE.split(text) if sentence and not _NOTICE.search(sentence)]
+    report = " ".join(kept).strip()
+    return report if len(report.split()) >= MIN_REPORT_WORDS else None
+
+
+def _with_reports(
+    steps: Sequence[_Step], last_think: str, video: str, duration_s: float, rules: Rules
+) -> list[_Step]:
+    """Each call with its report. Raises RowError where there is none to be had."""
+    thinks = [*(step.think for step in steps), last_think][1:]
+    found: list[_Step] = []
+    for step, after in zip(steps, thinks, strict=True):
+        reports = list(step.reports)
+        for number, call in enumerate(step.calls):
+            if reports[number]:
+                continue
+            if rules.reports is not None:
+                start_s, end_s = _window(call, duration_s)
+                reports[number] = rules.reports.get(window_key(video, start_s, end_s))
+            elif len(step.calls) == 1:
+                reports[number] = _seen(after, step.think)
+        if not all(reports):
+            raise RowError("no report takes the place of its returned frames")
+        found.append(replace(step, reports=tuple(reports)))
+    return found
+
+
+def _seen(think: str, before: str) -> str | None:
+    """What a think newly says that it sees: sentences that look at the clip and conclude nothing."""
+    kept = [
+        sentence
+        for sentence in map(str.strip, _SENTENCE.split(think))
+        if sentence and sentence not in before and _LOOKS_BACK.search(sentence)
+        if not _CONCLUDES.search(sentence)
+    ]
+    report = " ".join(kept)
+    return report if len(report.split()) >= MIN_REPORT_WORDS else None
+
+
+def _merged(steps: Sequence[_Step], duration_s: float, rules: Rules) -> list[_Step]:
+    joined: list[_Step] = []
+    for step in steps:
+        before = joined[-1] if joined else None
+        if (
+            before is None
+            or len(before.calls) + len(step.calls) > rules.max_calls
+            or _LOOKS_BACK.search(step.think)
+            or _overlap(before.calls, step.calls, duration_s)
+        ):
+            joined.append(step)
+            continue
+        think = "\n".join(dict.fromkeys((before.think, step.think)))
+        joined[-1] = _Step(think, before.calls + step.calls, before.reports + step.reports)
+    return joined
+
+
+def _overlap(first: Sequence[ToolCall], second: Sequence[ToolCall], duration_s: float) -> bool:
+    windows = [_window(call, duration_s) for call in first]
+    return any(
+        start < other_end and other_start < end
+        for start, end in (_window(call, duration_s) for call in second)
+        for other_start, other_end in windows
+    )
+
+
+def _window(call: ToolCall, duration_s: float) -> tuple[float, float]:
+    try:
+        window = parse_window(call.arguments.get("start_time"), call.arguments.get("end_time"), duration_s)
+    except TimeError:
+        raise RowError("a call's window is not in its video") from None
+    return window.start_s, window.end_s
+
+
+def _dispatch(step: _Step, sample: Sample, duration_s: float, rules: Rules) -> str:
+    calls = []
+    for call in step.calls:
+        start_s, end_s = _window(call, duration_s)
+        arguments: dict[str, Any] = (
+            {"video_path": protocol.video_name(sample.video)} if rules.with_path else {}
+        )
+        # the end is cut to two digits, not rounded: a window must not end after its video
+        end_s = max(math.floor(end_s * 100 + 1e-6) / 100, round(start_s, 2))
+        arguments |= {"start_time": round(start_s, 2), "end_time": end_s}
+        if "num_frames" in call.arguments:
+            arguments["num_frames"] = call.arguments["num_frames"]
+        body = json.dumps({"name": protocol.TOOL_NAME, "arguments": arguments}, ensure_ascii=False)
+        calls.append(f"<tool_call>\n{body}\n</tool_call>")
+    return f"<think>\n{step.think}\n</think>\n" + "\n".join(calls)
+
+
+def inside(span_s: tuple[float, float], duration_s: float) -> tuple[float, float]:
+    """A gold span cut to its video of `duration_s` seconds. Raises RowError if it lies outside."""
+    start_s, end_s = span_s
+    if end_s > duration_s + SPAN_SLACK_S or start_s >= duration_s:
+        raise RowError("its answer lies outside its video")
+    return start_s, min(end_s, duration_s)
+
+
+def _judge(trace: TraceRow, duration_s: float) -> None:
+    turns = trace.to_json()["turns"]
+    for fault in (
+        check_roles(trace.kind, turns),
+        check_targets(trace.kind, turns),
+        check_windows(trace.kind, turns, None, duration_s),
+    ):
+        if fault != OK:
+            raise RowError(f"its trace is not in the grammar: {re.sub(r'[0-9.]+', 'n', fault)}")
+
+
+def _published(turn: TraceTurn) -> str:
+    """A turn of ours as a published message writes it."""
+    if turn.role == "assistant":
+        return turn.text
+    return "".join(f"<tool_response>{result}</tool_response>" for result in turn.results)
+
+
+def _squeezed(text: str) -> str:
+    return re.sub(r"\s+", "", text)

@@ -1,0 +1,176 @@
+"""Published rows inside `validate`: converted to our grammar, each accounted for, benchmarks beside them.
+
+Reads data/hub (`stages.published` wrote it) and opens media in the media root. Training rows whose video is
+in a chosen benchmark, by content, are set aside if data.hub.drop_overlap says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+import json
+from pathlib import Path
+from typing import Any
+
+from paravt.config import HubConfig, Params
+from paravt.data.conversion import Rules
+from paravt.data.facts import learn_facts
+from paravt.data.media import (
+    MediaFile,
+    MediaStore,
+    folder_name,
+    media_path,
+    media_root,
+    on_this_machine,
+    read_manifest,
+    sha256_of,
+)
+from paravt.data.schema import Row, VideoFacts
+from paravt.data.sentinel import Resolver
+from paravt.data.tables import rl_tables, sft_tables
+from paravt.data.training import Ledger, rl_questions, sft_rows
+from stages.published import MANIFEST, chosen_buckets, wanted_media
+
+WRITTEN_REPORTS = Path("data/reports.jsonl")
+
+
+@dataclass
+class Prepared:
+    """The published rows in our form.
+
+    `rows` are those of the training tables, `benchmarks` those that are asked; `ledgers` say what became of
+    each published training row; `facts` are by the path that tables write; `media` are the manifest rows of
+    what the training tables name.
+    """
+
+    rows: dict[str, list[Row]]
+    benchmarks: dict[str, list[Row]]
+    ledgers: dict[str, Ledger]
+    facts: dict[str, VideoFacts]
+    media: list[MediaFile]
+    buckets: dict[str, Any]
+    set_aside: dict[str, int]
+    drops_overlap: bool
+    max_set_aside: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "tables": {name: ledger.to_json() for name, ledger in self.ledgers.items()},
+            "buckets": self.buckets,
+            "benchmarks": {
+                name: {"asked": len(rows), "set_aside": self.set_aside[name]}
+                for name, rows in self.benchmarks.items()
+            },
+        }
+
+
+def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], None]) -> Prepared:
+    """Convert the tables in `folder`. Raises ValueError for media of the manifest that the root lacks."""
+    config = params.data.hub
+    if config is None:
+        raise ValueError("data.hub is null, so there are no published rows to prepare")
+    store, repository = MediaStore(media_root()), config.media.repository
+    everything = read_manifest(folder / MANIFEST)
+    lacking = [file for file in everything if store.lacks(file)]
+    if lacking:
+        raise ValueError(
+            f"{len(lacking)} of {len(everything)} files of the manifest are not in {store.root}, first "
+            f"{lacking[0].path} of {lacking[0].repository}; run `python -m stages.media` to fetch them"
+        )
+    manifest = {file.path: file for file in everything if file.repository == repository}
+    files = sorted((folder / folder_name(config.training.repository)).rglob("*.parquet"))
+    resolver = Resolver(manifest, chosen_buckets(config))
+    wanted = wanted_media(config, files, resolver)
+    benchmarks, set_aside = load_benchmarks(config, folder)
+    named = {media_path(repository, path): manifest[path].sha256 for path in wanted}
+    asked = {str(row.data["video"]) for rows in benchmarks.values() for row in rows}
+    facts = learn_facts(
+        store,
+        named | {video: sha256_of(on_this_machine(video)) for video in sorted(asked)},
+        config.opened_videos,
+        params.visual.read_timeout_s,
+        config.workers,
+        progress,
+    )
+    if config.drop_overlap:
+        homes = {
+            sha256_of(on_this_machine(str(row.data["video"]))): name
+            for name, rows in benchmarks.items()
+            for row in rows
+        }
+        training_facts = {
+            video: VideoFacts(problem=f"it is in benchmark {homes[sha256]}: {video}")
+            if sha256 in homes
+            else facts[video]
+            for video, sha256 in named.items()
+        }
+    else:
+        training_facts = facts
+    known = {path: training_facts[media_path(repository, path)] for path in wanted}
+    rules = Rules(
+        budgets=tuple(params.budget.choices),
+        max_turns=params.episode.max_turns,
+        max_calls=params.episode.max_calls,
+        merge=config.merge_calls,
+        with_path=params.episode.mode == "agentic",
+        seed=params.data.seed,
+        reports=read_reports(WRITTEN_REPORTS) if config.reports == "model" else None,
+    )
+    traces, sft = sft_rows(
+        sft_tables(files, config.sft_splits), config.sft_rows, resolver, repository, known, rules
+    )
+    samples, rl = rl_questions(rl_tables(files), config.rl_rows, resolver, repository, known)
+    used = {trace.sample.video for trace in traces} | {sample.video for sample in samples}
+    for rows in benchmarks.values():
+        for row in rows:
+            row.data["meta"] = row.data["meta"] | {"duration_s": facts[row.data["video"]].duration_s}
+    return Prepared(
+        {
+            "sft": _rows(trace.to_json() for trace in traces),
+            "rl": _rows(sample.to_json() for sample in samples),
+        },
+        benchmarks,
+        {"published_sft": sft, "published_rl": rl},
+        facts,
+        [file for path, file in sorted(manifest.items()) if media_path(repository, path) in used],
+        resolver.report(),
+        set_aside,
+        config.drop_overlap,
+        config.max_set_aside,
+    )
+
+
+def load_benchmarks(config: HubConfig, folder: Path) -> tuple[dict[str, list[Row]], dict[str, int]]:
+    """The questions of each chosen benchmark whose media are here, and how many rows are set aside.
+
+    With a row limit only the first rows have media; the others are set aside like rows that are no question.
+    """
+    from paravt import benchmarks
+
+    place = benchmarks.Place(tables=folder, media=media_root())
+    found, set_aside = {}, {}
+    for name in config.benchmarks:
+        questions = benchmarks.get(name).load(place)
+        here = [sample for sample in questions.samples if Path(on_this_machine(sample.video)).is_file()]
+        found[name] = _rows(sample.to_json() for sample in here)
+        set_aside[name] = questions.rows - len(here)
+    return found, set_aside
+
+
+def _rows(records: Iterable[dict[str, Any]]) -> list[Row]:
+    """Records as JSON gives them back (tuples are lists), numbered from 1."""
+    return [Row(number, json.loads(json.dumps(record))) for number, record in enumerate(records, 1)]
+
+
+def read_reports(path: Path) -> dict[tuple[str, float, float], str]:
+    """Reports that a model wrote. Raises ValueError that says how to have them written."""
+    if not path.is_file():
+        raise ValueError(
+            f"{path} is missing; run `python -m stages.reports MODEL`, or set data.hub.reports: row"
+        )
+    found = {}
+    with open(path, encoding="utf-8") as file:
+        for line in filter(str.strip, file):
+            row = json.loads(line)
+            found[(row["video"], row["start_s"], row["end_s"])] = row["report"]
+    return found
