@@ -20,7 +20,9 @@ from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from paravt.chat import PATCH, ChatEncoder
 from paravt.config import VisualConfig
-from paravt.conversation import MERGE, Conversation, Visual
+from paravt.conversation import MERGE, UNSAMPLED_FIELDS, Conversation, Visual
+from paravt.segments import NAME as SEGMENTS
+from paravt.weights import real_folder
 
 COMPANION_FILES = (
     "tokenizer.json",
@@ -40,8 +42,8 @@ class ModelFolderError(ValueError):
 
 
 def check_folder(folder: str | Path) -> Path:
-    """The folder as a Path. Raises ModelFolderError naming each missing file."""
-    folder = Path(folder)
+    """The folder, or the one with the weights it names. Raises ModelFolderError naming what is missing."""
+    folder = real_folder(folder)
     weights = list(folder.glob("*.safetensors"))
     missing = [name for name in ("config.json", "tokenizer.json") if not (folder / name).is_file()]
     if not weights:
@@ -51,10 +53,12 @@ def check_folder(folder: str | Path) -> Path:
     return folder
 
 
-def load_model(folder: str | Path, dtype: torch.dtype = torch.float32) -> Qwen3VLForConditionalGeneration:
-    """The model on the CPU, in eval mode, from a local folder."""
+def load_model(
+    folder: str | Path, dtype: torch.dtype = torch.float32, attention: str = "sdpa"
+) -> Qwen3VLForConditionalGeneration:
+    """The model on the CPU, in eval mode, from a local folder. `attention` is sdpa or flash_attention_2."""
     return Qwen3VLForConditionalGeneration.from_pretrained(
-        check_folder(folder), dtype=dtype, attn_implementation="sdpa", local_files_only=True
+        check_folder(folder), dtype=dtype, attn_implementation=attention, local_files_only=True
     ).eval()
 
 
@@ -63,10 +67,18 @@ def load_encoder(folder: str | Path, visual: VisualConfig) -> ChatEncoder:
     return ChatEncoder(AutoTokenizer.from_pretrained(check_folder(folder), local_files_only=True), visual)
 
 
-def save_model(model: Qwen3VLForConditionalGeneration, source: str | Path, target: str | Path) -> None:
-    """Weights and config to `target`, with the tokenizer and processor files of `source` beside them."""
+def save_model(
+    model: Qwen3VLForConditionalGeneration,
+    source: str | Path,
+    target: str | Path,
+    weights: dict[str, torch.Tensor] | None = None,
+) -> None:
+    """Weights and config to `target`, with the tokenizer and processor files of `source` beside them.
+
+    `weights` replace the model's own, where those are split over processes or carry adapters.
+    """
     target = Path(target)
-    model.save_pretrained(target)
+    model.save_pretrained(target, state_dict=weights)
     for name in COMPANION_FILES:
         if (Path(source) / name).is_file():
             shutil.copyfile(Path(source) / name, target / name)
@@ -146,18 +158,21 @@ def _pixels(visual: Visual) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Batch:
-    """Conversations side by side, padded on the right.
+    """Conversations side by side, padded on the right; or one after the other in a single row.
 
     `input_ids`, `attention_mask`, `loss_mask` are int64 [B, T]; `position_ids` int64 [3, B, T];
-    `engine_logprobs` float32 [B, T]; `visuals` are all frames, row by row.
+    `engine_logprobs` float32 [B, T]; `visuals` are all frames, row by row. In a row of several conversations
+    `segments` are their lengths, `attention_mask` is None and `position_ids` int64 [4, 1, T]: the first axis
+    counts each conversation's tokens from 0, from which transformers reads where one ends.
     """
 
     input_ids: torch.Tensor
-    attention_mask: torch.Tensor
+    attention_mask: torch.Tensor | None
     position_ids: torch.Tensor
     loss_mask: torch.Tensor
     engine_logprobs: torch.Tensor
     visuals: tuple[Visual, ...]
+    segments: tuple[int, ...] | None = None
 
     def to(self, device: torch.device | str) -> Batch:
         moved = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -184,11 +199,44 @@ def collate(conversations: Sequence[Conversation]) -> Batch:
     return Batch(*(torch.from_numpy(array) for array in arrays), visuals)
 
 
+def pack(conversations: Sequence[Conversation]) -> Batch:
+    """A Batch of one row that holds the conversations one after the other; none attends to another."""
+    parts = [
+        np.concatenate(
+            [
+                np.arange(len(conversation.ids))[None],
+                rope_positions(conversation.ids, conversation.visuals, conversation.image_pad_id)[0],
+            ]
+        )
+        for conversation in conversations
+    ]
+
+    def row(name: str, dtype: type) -> torch.Tensor:
+        joined = np.concatenate([np.asarray(getattr(c, name), dtype=dtype) for c in conversations])
+        return torch.from_numpy(joined[None])
+
+    return Batch(
+        row("ids", np.int64),
+        None,
+        torch.from_numpy(np.concatenate(parts, axis=1)[:, None]),
+        row("loss_mask", np.int64),
+        row("engine_logprobs", np.float32),
+        tuple(visual for conversation in conversations for visual in conversation.visuals),
+        tuple(len(conversation.ids) for conversation in conversations),
+    )
+
+
+def blank_batch() -> Batch:
+    """Two tokens of nothing: a pass that gives no loss, for a process that waits for the others."""
+    row = torch.ones(1, 2, dtype=torch.long)
+    positions = torch.tensor([[0, 1]]).expand(3, 1, 2).contiguous()
+    return Batch(0 * row, row, positions, 0 * row, torch.zeros(1, 2), ())
+
+
 def unsampled_ids(model: Qwen3VLForConditionalGeneration) -> list[int]:
     """Vision control tokens: a sampled one would have no frame behind it, so they are outside the support."""
-    config = model.config
-    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
-    return sorted({i for name in names if 0 <= (i := getattr(config, name)) < config.text_config.vocab_size})
+    ids = (getattr(model.config, name) for name in UNSAMPLED_FIELDS)
+    return sorted({i for i in ids if 0 <= i < model.config.text_config.vocab_size})
 
 
 def sampling_logits(
@@ -198,14 +246,15 @@ def sampling_logits(
 
     One function for engine and trainer: temperature (0 counts as 1) and support are equal by construction.
     """
-    logits = model.lm_head(hidden).float() / (temperature or 1.0)
+    logits = model.lm_head(hidden)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()) / (temperature or 1.0)
     logits[..., unsampled_ids(model)] = -torch.inf
     return logits
 
 
 @dataclass(frozen=True)
 class TokenScores:
-    """What a forward pass says of each sampled token; float32 [B, T], 0 where the loss mask is 0.
+    """What a forward pass says of each sampled token; [B, T] in the logits' dtype, 0 off the loss mask.
 
     `top` is 1 where the token is the likeliest one.
     """
@@ -213,6 +262,12 @@ class TokenScores:
     logprobs: torch.Tensor
     entropy: torch.Tensor
     top: torch.Tensor
+
+
+def _attention_words(model: Qwen3VLForConditionalGeneration, batch: Batch) -> dict:
+    """What attention by segments is told; other kinds read the borders from the positions."""
+    by_segments = batch.segments and model.config.text_config._attn_implementation == SEGMENTS
+    return {"segments": batch.segments} if by_segments else {}
 
 
 def token_scores(
@@ -228,6 +283,7 @@ def token_scores(
         position_ids=batch.position_ids,
         mm_encoder_outputs=visual_features(model, batch.visuals),
         use_cache=False,
+        **_attention_words(model, batch),
     )[0]
     wanted = batch.loss_mask[:, 1:].bool()
     logits = sampling_logits(model, hidden[:, :-1][wanted], temperature)
@@ -239,8 +295,33 @@ def token_scores(
     top = (all_logprobs.detach().argmax(-1) == sampled.squeeze(-1)).float()
     where = batch.loss_mask.bool().clone()
     where[:, 0] = False
-    zeros = torch.zeros(batch.input_ids.shape, dtype=torch.float32, device=chosen.device)
-    return TokenScores(*(zeros.masked_scatter(where, values) for values in (chosen, entropy, top)))
+    zeros = torch.zeros(batch.input_ids.shape, dtype=chosen.dtype, device=chosen.device)
+    scores = (zeros.masked_scatter(where, values.to(zeros.dtype)) for values in (chosen, entropy, top))
+    return TokenScores(*scores)
+
+
+class Scorer(torch.nn.Module):
+    """`token_scores` as a module whose forward pass accelerate can wrap; the model keeps its names below it.
+
+    `whole_graph`: each pass reaches every trained weight, frames or not. Processes that sum gradients or put
+    weights together need that, for they meet once for each weight.
+    """
+
+    def __init__(self, model: Qwen3VLForConditionalGeneration, whole_graph: bool = False) -> None:
+        super().__init__()
+        self.model = model
+        self.whole_graph = whole_graph
+
+    def forward(
+        self, batch: Batch, temperature: float, entropy_grad: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Log-probs, entropy and rank, as in TokenScores: a tuple, so that wrappers find the tensors."""
+        scores = token_scores(self.model, batch, temperature, entropy_grad)
+        logprobs = scores.logprobs
+        if self.whole_graph and not batch.visuals:
+            unused = [weight for weight in self.model.model.visual.parameters() if weight.requires_grad]
+            logprobs = logprobs + sum(0 * weight.sum() for weight in unused)
+        return logprobs, scores.entropy, scores.top
 
 
 def token_logprobs(

@@ -11,11 +11,15 @@ started again ends with the same weights, bit for bit on one machine, and the sa
 (the last factor is 1 for a constant schedule, the other for a cosine one)
 
 metrics.jsonl has one line a step and no times: two runs of the same thing write the same bytes.
+
+Several processes (`parallel`) share each step and know the same; the first one writes. A checkpoint of any
+number of processes, weights whole or split, is gone on from by any other number (`state`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 import json
 import logging
@@ -23,23 +27,37 @@ import math
 import os
 from pathlib import Path
 import re
+from typing import TypeVar
 
-from accelerate import Accelerator
+from accelerate.utils import fsdp2_prepare_model
 from safetensors import SafetensorError
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3VLForConditionalGeneration
 
 from paravt import checkpoints
 from paravt.checkpoints import CheckpointError
-from paravt.config import OptimiserConfig
+from paravt.config import OptimiserConfig, TrainConfig
 from paravt.hashing import stable_hash
-from paravt.model import save_model
+from paravt.lora import adapters_off, add_adapters, has_adapters, merged_weights
+from paravt.model import Batch, Scorer, TokenScores, blank_batch, save_model
+from paravt.parallel import Processes, is_first, tell
+from paravt.state import (
+    is_split,
+    load_shards,
+    load_whole_state,
+    whole_state,
+    whole_weights,
+    write_shards,
+)
 
 log = logging.getLogger("paravt")
 
 METRICS = "metrics.jsonl"
 STATE = "state.pt"
 MOST_NON_FINITE = 3  # steps in a row
+
+T = TypeVar("T")
 
 
 class NonFiniteLoss(RuntimeError):
@@ -85,33 +103,77 @@ def freeze_vision(model: Qwen3VLForConditionalGeneration, frozen: bool) -> None:
     model.model.visual.requires_grad_(not frozen)
 
 
+def export_weights(
+    model: Qwen3VLForConditionalGeneration, dtype: torch.dtype | None = None
+) -> dict[str, torch.Tensor] | None:
+    """Weights to write, adapters merged, in `dtype` if given; None if the model's own are just that.
+
+    Where weights are split over processes all of them call this, and only the first gets tensors.
+    """
+    weights = None
+    if is_split(model):
+        weights = whole_weights(model)
+    elif has_adapters(model):
+        weights = merged_weights(model)
+    if dtype is not None and any(weight.dtype != dtype for weight in model.parameters()):
+        weights = model.state_dict() if weights is None else weights
+        weights = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
+    if weights and model.config.tie_word_embeddings:  # one tensor, so that it is written once
+        weights["lm_head.weight"] = weights["model.language_model.embed_tokens.weight"]
+    return weights
+
+
 def write_model_folder(
-    model: Qwen3VLForConditionalGeneration, source: str | Path, target: str | Path
+    model: Qwen3VLForConditionalGeneration,
+    source: str | Path,
+    target: str | Path,
+    dtype: torch.dtype | None = None,
+    finish: Callable[[Path], None] | None = None,
 ) -> None:
-    """A whole model folder at `target`, or none: weights, with the tokenizer files of `source`."""
-    publish_model(target, lambda folder: save_model(model, source, folder))
+    """A whole model folder at `target`, or none: weights, with the tokenizer files of `source`.
+
+    `dtype` is that of the weights on the disk, by default the model's; `finish` may add files to the folder
+    before it appears. All processes of a training call this; the first one writes.
+    """
+    weights = export_weights(model, dtype)
+
+    def write(folder: Path) -> None:
+        save_model(model, source, folder, weights)
+        if finish:
+            finish(folder)
+
+    publish_model(target, write)
 
 
 def publish_model(target: str | Path, write: Callable[[Path], None]) -> None:
     """Make `target` appear at once as `write(folder)` fills it. Raises CheckpointError if the disk does not
-    take it; what was at `target` before then stays.
+    take it; what was at `target` before then stays. Of several processes the first one writes, the others
+    wait.
     """
+    words = tell(_published(Path(target), write) if is_first() else None)
+    if words:
+        raise CheckpointError(words)
+
+
+def _published(target: Path, write: Callable[[Path], None]) -> str | None:
+    """None, or why the disk did not take it."""
     try:
-        checkpoints.publish(Path(target), write)
+        checkpoints.publish(target, write)
     except OSError as error:
-        raise CheckpointError(f"cannot write {target}: {checkpoints.reason(error)}") from error
+        return f"cannot write {target}: {checkpoints.reason(error)}"
     except SafetensorError as error:
         # The library's own words hold the system's, as in "(os error 28)".
         match = re.search(r"os error (\d+)", str(error))
         why = checkpoints.reason(OSError(int(match[1]), os.strerror(int(match[1])))) if match else error
-        raise CheckpointError(f"cannot write {target}: {why}") from error
+        return f"cannot write {target}: {why}"
+    return None
 
 
 class TrainingRun:
     """The state of one training, from its scratch folder if it was stopped before.
 
     `identity` is everything that the run depends on, as JSON data; a checkpoint of another identity is
-    refused with a CheckpointError. One process trains; several raise ValueError.
+    refused with a CheckpointError. `train` says how it lies on the machine, which is no part of it.
     """
 
     def __init__(
@@ -125,7 +187,9 @@ class TrainingRun:
         frozen_vision: bool,
         scratch_dir: str | Path,
         identity: object,
+        train: TrainConfig | None = None,
     ) -> None:
+        train = train or TrainConfig()
         self.steps, self.save_every, self.keep = steps, save_every, keep
         self.config = optimiser
         self.scratch = Path(scratch_dir)
@@ -136,18 +200,28 @@ class TrainingRun:
         self.counts: dict[str, int] = {}
         self.lines: list[str] = []
 
-        self.accelerator = Accelerator()
-        if self.accelerator.num_processes > 1:
-            raise ValueError("training runs in one process; start it without accelerate launch")
+        self.dtype = getattr(torch, train.dtype)
+        self.processes = Processes(self.dtype)
+        self.accelerator = self.processes.accelerator
+        self.lora = train.lora
+        self.model = model
         freeze_vision(model, frozen_vision)
-        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
+        if train.lora:
+            add_adapters(model, train.lora, self.fingerprint)
+        self._set_dtypes()
+        if train.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.train()  # only then does it take place; there is no dropout that this would switch on
+        scorer = Scorer(model, whole_graph=self.processes.count > 1)
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
         adam = torch.optim.AdamW(
-            self.trained,
+            weights,
             lr=optimiser.learning_rate,
             betas=optimiser.betas,
             weight_decay=optimiser.weight_decay,
         )
-        self.model, self.optimiser = self.accelerator.prepare(model, adam)
+        self.scorer, self.optimiser = self.accelerator.prepare(scorer, adam)
+        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
         self._resume()
 
     @property
@@ -155,17 +229,58 @@ class TrainingRun:
         return self.scratch / METRICS
 
     @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.processes.is_first
+
+    @property
     def remaining(self) -> range:
         """The steps that are still to do."""
         return range(self.done, self.steps)
 
+    def passes(self, batches: Sequence[T]) -> Iterator[T | None]:
+        """The micro-batches of this process's share; None where it only keeps the others company."""
+        return self.processes.passes(self.scorer, batches)
+
+    def scores(self, batch: Batch | None, temperature: float, entropy_grad: bool = False) -> TokenScores:
+        """A pass through the model, with gradient; None for a micro-batch that only keeps company."""
+        batch = (batch or blank_batch()).to(self.accelerator.device)
+        return TokenScores(*self.scorer(batch, temperature, entropy_grad))
+
+    def frozen_start(
+        self, model: Qwen3VLForConditionalGeneration | None = None
+    ) -> Callable[[Batch, float], TokenScores]:
+        """A function that scores batches, without gradient, by the weights that training started from.
+
+        `model` holds them; None if they are those of the trained model without its adapters.
+        """
+        if model is None:
+
+            def score(batch: Batch, temperature: float) -> TokenScores:
+                with torch.no_grad(), adapters_off(self.model):
+                    return self.scores(batch, temperature)
+
+            return score
+        scorer = Scorer(model.requires_grad_(False).eval().to(self._frozen_dtype(model)))
+        scorer = self._split(scorer) if self.processes.sharded else scorer.to(self.accelerator.device)
+
+        def score(batch: Batch, temperature: float) -> TokenScores:
+            with torch.no_grad(), self._autocast():
+                scores = TokenScores(*scorer(batch.to(self.accelerator.device), temperature))
+            if self.processes.sharded:
+                scorer.reshard()  # without a backward pass nothing else would
+            return scores
+
+        return score
+
     def backward(self, loss: torch.Tensor) -> float:
         """Add the gradient of one micro-batch's part of the loss; the value of that part."""
-        self.accelerator.backward(loss)
+        # accelerate takes the mean over processes, the loss has the denominators of the whole step
+        self.accelerator.backward(loss * self.processes.count if self.processes.count > 1 else loss)
         return loss.item()
 
     def update(self, step: int, loss: float, sample_ids: Sequence[str]) -> dict[str, float]:
-        """One optimiser step on the gradients gathered; metrics.
+        """One optimiser step on the gradients gathered; metrics. `loss` is that of the whole step.
 
         A loss or gradient that is not finite changes no weight and is counted; the third in a row raises
         NonFiniteLoss.
@@ -173,7 +288,8 @@ class TrainingRun:
         rate = learning_rate(self.config, step, self.steps)
         for group in self.optimiser.param_groups:
             group["lr"] = rate
-        norm = float(self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm))
+        norm = self.accelerator.clip_grad_norm_(self.trained, self.config.clip_norm)
+        norm = float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
         if math.isfinite(loss) and math.isfinite(norm):
             self.optimiser.step()
             self.non_finite_in_a_row = 0
@@ -198,15 +314,10 @@ class TrainingRun:
         kept = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
         line = {"step": step + 1} | {key: round(float(value), 9) for key, value in kept.items()}
         self.lines.append(json.dumps(line))
-        try:
-            with open(self.metrics_path, "a", encoding="utf-8") as file:
-                file.write(self.lines[-1] + "\n")
-        except OSError as error:
-            why = checkpoints.reason(error)
-            raise CheckpointError(f"cannot write {self.metrics_path}: {why}") from error
+        self._write_metrics("a", self.lines[-1] + "\n")
         self.done = step + 1
         if self.done % self.save_every == 0 or self.done == self.steps:
-            checkpoints.save(self.scratch, self.done, self._write, self.keep)
+            self._save()
         return kept
 
     def result(self) -> TrainResult:
@@ -215,20 +326,82 @@ class TrainingRun:
             raise RuntimeError(f"the run ended after {self.done} of {self.steps} steps")
         return TrainResult(self.done, self.metrics_path, dict(self.counts))
 
+    def _set_dtypes(self) -> None:
+        """Trained weights in float32 beside passes of lower precision; frozen ones in that of the passes."""
+        if self.dtype == torch.float32:
+            return
+        self.model.to(self.accelerator.device)  # the host need not hold them in float32, once a process
+        for weight in self.model.parameters():
+            weight.data = weight.data.to(torch.float32 if weight.requires_grad else self.dtype)
+
+    def _frozen_dtype(self, model: Qwen3VLForConditionalGeneration) -> torch.dtype:
+        return model.dtype if self.dtype == torch.float32 else self.dtype
+
+    def _autocast(self) -> AbstractContextManager:
+        """What accelerate puts around the passes of the trained model, for those of another one."""
+        return nullcontext() if self.processes.sharded else self.accelerator.autocast()
+
+    def _split(self, scorer: Scorer) -> Scorer:
+        """A second model, split as the trained one is."""
+        return fsdp2_prepare_model(self.accelerator, scorer)
+
+    def _write_metrics(self, mode: str, text: str) -> None:
+        if not self.is_first:
+            return
+        try:
+            with open(self.metrics_path, mode, encoding="utf-8") as file:
+                file.write(text)
+        except OSError as error:
+            why = checkpoints.reason(error)
+            raise CheckpointError(f"cannot write {self.metrics_path}: {why}") from error
+
+    def _save(self) -> None:
+        """A checkpoint of this step. The first process makes the folder, seals it and says how it went."""
+        told = words = None
+        if self.is_first:
+
+            def write(folder: Path) -> None:
+                nonlocal told
+                told = self.processes.tell(folder)
+                self._write(folder)
+
+            try:
+                checkpoints.save(self.scratch, self.done, write, self.keep)
+            except CheckpointError as error:
+                words = str(error)
+            if told is None:
+                self.processes.tell(None)
+        elif folder := self.processes.tell():
+            try:
+                self._write(folder)
+            except OSError as error:  # the first process has met it too, and has the words
+                log.debug("step %d: %s", self.done, error)
+        words = self.processes.tell(words)
+        if words:
+            raise CheckpointError(words)
+
     def _write(self, folder: Path) -> None:
+        """What this process has to put into a checkpoint."""
+        adam = self.optimiser.optimizer
+        if self.processes.sharded:
+            write_shards(folder, self.model, adam)
+        if not self.is_first:
+            return
         state = {
             "fingerprint": self.fingerprint,
-            "model": self.model.state_dict(),
-            "optimiser": self.optimiser.state_dict(),
             "random": checkpoints.random_state(),
             "non_finite": (self.non_finite, self.non_finite_in_a_row),
             "counts": self.counts,
+            "optimised": bool(adam.state),
         }
+        if not self.processes.sharded:
+            state |= whole_state(self.model, adam, trained_only=self.lora is not None)
         checkpoints.save_tensors(folder / STATE, state)
         (folder / METRICS).write_text("".join(line + "\n" for line in self.lines), encoding="utf-8")
 
     def _resume(self) -> None:
         found = checkpoints.latest(self.scratch)
+        self.processes.wait()  # nobody has begun to write
         if found:
             state = checkpoints.load_tensors(found.folder / STATE)
             if state["fingerprint"] != self.fingerprint or found.step > self.steps:
@@ -236,12 +409,15 @@ class TrainingRun:
                     f"{found.folder} belongs to a run with other parameters or data; remove {self.scratch} "
                     "to start anew, or give another folder"
                 )
-            self.model.load_state_dict(state["model"])
-            self.optimiser.load_state_dict(state["optimiser"])
+            adam = self.optimiser.optimizer
+            if "model" in state:
+                load_whole_state(state, self.model, adam, trained_only=self.lora is not None)
+            else:
+                load_shards(found.folder, self.model, adam, state["optimised"])
             checkpoints.restore_random_state(state["random"])
             self.non_finite, self.non_finite_in_a_row = state["non_finite"]
             self.counts = state["counts"]
             self.lines = (found.folder / METRICS).read_text(encoding="utf-8").splitlines()
             self.done = found.step
             log.info("resuming after step %d of %d from %s", self.done, self.steps, found.folder)
-        self.metrics_path.write_text("".join(line + "\n" for line in self.lines), encoding="utf-8")
+        self._write_metrics("w", "".join(line + "\n" for line in self.lines))

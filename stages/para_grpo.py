@@ -3,13 +3,14 @@
 Reads params.yaml (seed, visual, budget, episode, reward, anchoring, grpo, engine), data/prepared/rl.jsonl
 with the videos it names, and models/sft. Writes the trained model to models/para_grpo and its curves to
 reports/para_grpo. What a killed run needs to go on lies in .scratch/; start it again and it ends with the
-same weights.
+same weights. `train` says how many processes work on it; they are started from here.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 import sys
 from typing import TYPE_CHECKING
@@ -19,44 +20,78 @@ from paravt.config import Params
 from paravt.rollout import read_samples
 from stages import params as parameters
 from stages.command import command
-from stages.tracking import StageReporter, stage_run
+from stages.launch import Follower, shared_run, spread
+from stages.tracking import StageReporter
 
 if TYPE_CHECKING:
+    from transformers import Qwen3VLForConditionalGeneration
+
+    from paravt.chat import ChatEncoder
+    from paravt.engines.base import Engine
     from paravt.training import TrainResult
 
 DATA, START = Path("data/prepared/rl.jsonl"), Path("models/sft")
 MODEL, REPORT = Path("models/para_grpo"), Path("reports/para_grpo")
 
 
-def para_grpo(params: Params, reporter: StageReporter) -> None:
+def para_grpo(params: Params, reporter: StageReporter | Follower) -> None:
+    from paravt.parallel import is_first
     from stages.curves import write_curves
 
     result = post_train(params, reporter, reporter.scratch.folder, MODEL)
-    publish(REPORT, lambda folder: write_curves(folder, result))
+    if is_first():
+        publish(REPORT, lambda folder: write_curves(folder, result))
 
 
-def post_train(params: Params, reporter: StageReporter, scratch: Path, target: Path) -> TrainResult:
+def post_train(
+    params: Params, reporter: StageReporter | Follower, scratch: Path, target: Path
+) -> TrainResult:
     """Train models/sft on data/prepared/rl.jsonl, from the last checkpoint in `scratch` if there is one; the
     trained model's folder is `target`, whole or absent.
     """
-    from paravt.engines.factory import make_engine
-    from paravt.engines.limits import PromptLimits
+    import torch
+
     from paravt.grpo import GRPOSetup, train
     from paravt.model import load_encoder, load_model
     from paravt.training import write_model_folder
 
     samples = read_samples(DATA)
     reporter.know(samples)
-    model = load_model(START)
+    dtype = getattr(torch, params.train.dtype)
+    model = load_model(START, dtype, params.train.attention)
     encoder = load_encoder(START, params.visual)
     setup = GRPOSetup.of(params)
-    limits = PromptLimits.of(params.episode, params.visual, max(params.budget.choices))
-    # in this process the engine samples from the very weights that are trained
-    with make_engine(params.engine, START, encoder, limits, model, log_folder=scratch / "vllm") as engine:
+    with _engine(params, encoder, model, scratch) as engine:
         result = train(model, None, engine, encoder, samples, setup, reporter, scratch)
-        reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
-    write_model_folder(model, START, target)
+        if engine is not None:
+            reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
+    write_model_folder(model, START, target, dtype)
     return result
+
+
+@contextmanager
+def _engine(
+    params: Params, encoder: ChatEncoder, model: Qwen3VLForConditionalGeneration, scratch: Path
+) -> Iterator[Engine | None]:
+    """The engine of this process; None where the first one has the servers for all."""
+    from paravt.engines.factory import make_engine
+    from paravt.engines.limits import PromptLimits
+    from paravt.parallel import is_first
+
+    if params.engine.name != "transformers" and not is_first():
+        yield None
+        return
+    limits = PromptLimits.of(params.episode, params.visual, max(params.budget.choices))
+    shared, device = model, None
+    if params.train.sharding != "none":  # no process has the trained weights whole
+        import torch
+
+        shared, device = None, "cuda" if torch.cuda.is_available() else None
+    # else the engine samples from the very weights that are trained
+    with make_engine(
+        params.engine, START, encoder, limits, shared, device, log_folder=scratch / "vllm"
+    ) as engine:
+        yield engine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,7 +103,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     with command("para_grpo"):
         params = parameters.load()
-        with stage_run("para_grpo", params) as reporter:
+        spread("stages.para_grpo", params.train)
+        with shared_run("para_grpo", params) as reporter:
             para_grpo(params, reporter)
     return 0
 

@@ -9,7 +9,9 @@ sub-agents, which carry the main advantage and no anchors. An episode is left ou
     no_reward   its total is missing or not finite; the others of its group are compared without it
     truncated   it ended at the token limit and `mask_truncated` is set; it still counts in its group
 
-The denominators of the loss count the rows that are left, once, for the whole step.
+The denominators of the loss count the rows that are left, once, for the whole step: over all processes,
+each of which has its own prompts with their whole groups. What is said of a step is said of all of them
+(`StepTotals`).
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from paravt.conversation import Conversation
 from paravt.grpo.advantages import group_advantages, has_spread, usable_rewards
 from paravt.grpo.anchors import anchor_group, sequence_bonus
 from paravt.grpo.loss import Denominators
-from paravt.model import Batch, collate
+from paravt.model import Batch, blank_batch, collate
+from paravt.parallel import Processes
 from paravt.rewards import Reward
 from paravt.rollout import Rollout, Sample
 from paravt.training import micro_batches
@@ -72,6 +75,19 @@ class StepRows:
 
 
 @dataclass(frozen=True)
+class StepTotals:
+    """A step as all processes know it: groups in the order of its prompts, what was left out, and the
+    counts that the loss is divided by.
+    """
+
+    groups: list[Group]
+    left_out: Counter[str]
+    without_spread: int
+    has_signal: bool
+    denominators: Denominators
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """Rows side by side: the model's batch, advantages float32 [B, T], structural bool [B, T]."""
 
@@ -111,6 +127,47 @@ def step_rows(
             if config.train_subagents:
                 step.rows += [_row(conversation, advantage) for conversation in rollout.subagents]
     return step
+
+
+def step_totals(processes: Processes, groups: Sequence[Group], rows: StepRows, longest: int) -> StepTotals:
+    """Put together what each process has of a step; `longest` allowed turn in tokens."""
+    own = StepTotals(
+        list(groups), rows.left_out, rows.without_spread, rows.has_signal, rows.denominators(longest)
+    )
+    if processes.count == 1:
+        return own
+    parts = processes.gather(replace(own, groups=[without_pixels(group) for group in groups]))
+    denominators = [part.denominators for part in parts]
+    return StepTotals(
+        processes.merge([part.groups for part in parts]),
+        sum((part.left_out for part in parts), Counter()),
+        sum(part.without_spread for part in parts),
+        any(part.has_signal for part in parts),
+        Denominators(sum(d.tokens for d in denominators), sum(d.sequences for d in denominators), longest),
+    )
+
+
+def without_pixels(group: Group) -> Group:
+    """The group with the times of its frames and not their pixels: what another process needs to know of
+    it.
+    """
+
+    def bare(conversation: Conversation) -> Conversation:
+        copied = conversation.copy()
+        copied.visuals = [replace(visual, image=None) for visual in conversation.visuals]
+        return copied
+
+    rollouts = [
+        replace(rollout, main=bare(rollout.main), subagents=[bare(part) for part in rollout.subagents])
+        for rollout in group.rollouts
+    ]
+    return replace(group, rollouts=rollouts)
+
+
+def blank_micro_batch() -> MicroBatch:
+    """A pass that gives no loss, for a process that waits for the others."""
+    batch = blank_batch()
+    return MicroBatch(batch, torch.zeros(batch.input_ids.shape), torch.zeros(batch.input_ids.shape).bool())
 
 
 def make_micro_batches(rows: Sequence[Row], max_tokens: int) -> list[MicroBatch]:

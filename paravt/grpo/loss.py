@@ -76,6 +76,12 @@ class LossOutput:
     terms: dict[str, Tensor]
     sums: dict[str, tuple[Tensor, Tensor]]
 
+    def detached(self) -> LossOutput:
+        """The same numbers on the CPU, without what a gradient would need."""
+        sums = {name: (value.cpu(), count.cpu()) for name, (value, count) in self.sums.items()}
+        terms = {name: term.cpu() for name, term in self.terms.items()}
+        return LossOutput(self.loss.detach().cpu(), terms, sums)
+
 
 def policy_loss(inputs: LossInputs, config: GRPOConfig) -> LossOutput:
     """Loss and metrics of one micro-batch. Raises ValueError if a KL is asked for without `ref_logprobs`."""

@@ -13,13 +13,17 @@ and the clip is idle, while the importance correction covers what engine and tra
 A step in which no token has an advantage changes no weight: with the policy-gradient term at 0, Adam would
 turn the small pull towards the frozen start into a step of full length.
 
-Left out on purpose: rollouts from older weights, and several processes.
+Several processes share a step (`parallel`): each rolls out its own prompts, groups whole, and what is drawn
+follows from (seed, step, sample id), whoever draws it. Where only the first process has an engine, as with
+servers that all would share, it rolls out for all of them and deals the groups out.
+
+Left out on purpose: rollouts from older weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 import copy
 from dataclasses import dataclass, field
 from functools import partial
@@ -41,19 +45,30 @@ from paravt.config import (
     GRPOConfig,
     Params,
     RewardConfig,
+    TrainConfig,
     VisualConfig,
 )
 from paravt.engines.base import Engine
-from paravt.grpo.batch import Group, MicroBatch, StepRows, make_micro_batches, step_rows, with_bonus
+from paravt.grpo.batch import (
+    Group,
+    MicroBatch,
+    StepRows,
+    StepTotals,
+    blank_micro_batch,
+    make_micro_batches,
+    step_rows,
+    step_totals,
+    with_bonus,
+)
 from paravt.grpo.budget import prompt_budget
 from paravt.grpo.loss import Denominators, LossInputs, LossOutput, kl_to_go, mean_metrics, policy_loss
 from paravt.grpo.metrics import step_metrics
-from paravt.hashing import items_of_step, stable_hash
-from paravt.model import token_scores
+from paravt.hashing import Item, items_of_step, stable_hash
+from paravt.model import Batch, TokenScores
 from paravt.reporter import Reporter
 from paravt.rewards import Reward, score
 from paravt.rollout import Rollout, Sample
-from paravt.training import TrainingRun, TrainResult, publish_model
+from paravt.training import TrainingRun, TrainResult, export_weights, publish_model
 
 log = logging.getLogger("paravt")
 
@@ -75,6 +90,7 @@ class GRPOSetup:
     reward: RewardConfig
     anchoring: AnchoringConfig
     grpo: GRPOConfig
+    train: TrainConfig = TrainConfig()
 
     def __post_init__(self) -> None:
         if self.episode.temperature == 0:
@@ -86,18 +102,18 @@ class GRPOSetup:
 
     @classmethod
     def of(cls, params: Params) -> GRPOSetup:
-        names = ("seed", "visual", "budget", "episode", "reward", "anchoring", "grpo")
+        names = ("seed", "visual", "budget", "episode", "reward", "anchoring", "grpo", "train")
         return cls(**{name: getattr(params, name) for name in names})
 
     def identity(self) -> list:
         configs = (self.visual, self.budget, self.episode, self.reward, self.anchoring, self.grpo)
-        return [self.seed, *(config.model_dump() for config in configs)]
+        return [self.seed, *(config.model_dump() for config in configs), self.train.identity()]
 
 
 def train(
     model: Qwen3VLForConditionalGeneration,
     ref_model: Qwen3VLForConditionalGeneration | None,
-    engine: Engine,
+    engine: Engine | None,
     encoder: ChatEncoder,
     samples: Sequence[Sample],
     setup: GRPOSetup,
@@ -108,9 +124,10 @@ def train(
 ) -> TrainResult:
     """Train `model` in place for `setup.grpo.steps` steps, from the last checkpoint in `scratch_dir` if any.
 
-    `ref_model` is the frozen start; None copies `model` as it is handed in, if the KL needs it. An engine
-    whose `.model` is `model` samples from the weights in place; any other one is given a folder after each
-    step. Raises CheckpointError (disk, or a checkpoint of another run), NonFiniteLoss, EngineError,
+    `ref_model` is the frozen start; None copies `model` as it is handed in, if the KL needs it and adapters
+    do not make it needless. An engine whose `.model` is `model` samples from the weights in place; any
+    other one is given a folder after each step. Of several processes each brings an engine, or the first
+    one alone. Raises CheckpointError (disk, or a checkpoint of another run), NonFiniteLoss, EngineError,
     ValueError (no samples, or ids that repeat), RuntimeError (three steps in a row without any reward).
     """
     ids = [sample.id for sample in samples]
@@ -119,7 +136,9 @@ def train(
     config = setup.grpo
     if ref_model is model:
         raise ValueError("the frozen start is the model that is trained; give a copy, or None")
-    ref_model = _frozen(ref_model or copy.deepcopy(model)) if config.kl != "none" else None
+    needs_start = config.kl != "none"
+    if needs_start and ref_model is None and setup.train.lora is None:
+        ref_model = copy.deepcopy(model)
     run = TrainingRun(
         model,
         config.optimiser,
@@ -129,13 +148,14 @@ def train(
         frozen_vision=config.freeze_vision,
         scratch_dir=scratch_dir,
         identity=[*setup.identity(), ids],
+        train=setup.train,
     )
-    if ref_model is not None:
-        ref_model.to(run.accelerator.device)
+    start = run.frozen_start(ref_model) if needs_start else None
     score_fn = score_fn or partial(score, config=setup.reward)
-    loop = _Loop(run, ref_model, engine, encoder, samples, setup, score_fn, video_root)
+    loop = _Loop(run, start, engine, encoder, samples, setup, score_fn, video_root)
     loop.sync(run.done)
-    with tqdm(total=config.steps, initial=run.done, desc="grpo", unit="step", disable=None) as bar:
+    hidden = None if run.is_first else True
+    with tqdm(total=config.steps, initial=run.done, desc="grpo", unit="step", disable=hidden) as bar:
         for step in run.remaining:
             clock = Clock()
             with clock.measure("rollout"):
@@ -143,12 +163,15 @@ def train(
             with clock.measure("reward"):
                 groups = loop.reward(episodes)
                 rows = step_rows(encoder, groups, config, setup.anchoring)
-                loop.count(step, groups, rows)
+                totals = step_totals(run.processes, groups, rows, setup.episode.max_new_tokens)
+                loop.count(step, totals)
             with clock.measure("train"):
-                values = step_metrics(groups, rows, version=step) | loop.update(step, rows, ids)
+                values = step_metrics(totals, version=step) | loop.update(step, rows, totals, ids)
             with clock.measure("sync"):
                 loop.sync(step + 1)
             kept = run.finish_step(step, values)
+            if not run.is_first:
+                continue
             reporter.metrics(kept | clock.metrics(kept), step + 1)
             if step % SHOW_EVERY == 0:
                 reporter.rollouts(groups[0].rollouts, step + 1)
@@ -163,8 +186,8 @@ class _Loop:
     """The parts of a step, with what they share."""
 
     run: TrainingRun
-    ref_model: Qwen3VLForConditionalGeneration | None
-    engine: Engine
+    frozen_start: Callable[[Batch, float], TokenScores] | None
+    engine: Engine | None
     encoder: ChatEncoder
     samples: Sequence[Sample]
     setup: GRPOSetup
@@ -172,11 +195,29 @@ class _Loop:
     video_root: str | Path
     empty_steps: int = 0
 
+    def __post_init__(self) -> None:
+        brought = self.run.processes.gather(self.engine is not None)
+        if not brought[0]:
+            raise ValueError("the first process has no engine; give it one")
+        self.deals = not all(brought)
+        if self.run.processes.sharded and self._shares_weights:
+            raise ValueError("weights are split over processes; give the engine a model of its own")
+
+    @property
+    def _shares_weights(self) -> bool:
+        return getattr(self.engine, "model", None) is self.run.model
+
     def roll_out(self, step: int) -> list[Group]:
-        """The step's groups, not yet rewarded. At an epoch's border one step visits two epochs."""
-        setup = self.setup
+        """This process's groups of the step, not yet rewarded."""
         ids = [sample.id for sample in self.samples]
-        items = items_of_step(setup.seed, step, setup.grpo.prompts_per_step, ids)
+        items = items_of_step(self.setup.seed, step, self.setup.grpo.prompts_per_step, ids)
+        if not self.deals:
+            return self._groups(step, self.run.processes.share(items))
+        return self.run.processes.deal(self._groups(step, items) if self.engine else None)
+
+    def _groups(self, step: int, items: Sequence[Item]) -> list[Group]:
+        """A group for each item. At an epoch's border one step visits two epochs."""
+        setup = self.setup
         groups = []
         for epoch, part in groupby(items, key=lambda item: item.epoch):
             samples = [self.samples[item.index] for item in part]
@@ -190,7 +231,9 @@ class _Loop:
                 group_size=setup.grpo.group_size,
                 video_root=self.video_root,
             )
-            rollouts = run_episodes(self.engine, samples, agent)
+            # an engine that samples from the trained weights computes as their passes do
+            with self.run.accelerator.autocast() if self._shares_weights else nullcontext():
+                rollouts = run_episodes(self.engine, samples, agent)
             size = setup.grpo.group_size
             for number, sample in enumerate(samples):
                 group = rollouts[number * size : (number + 1) * size]
@@ -209,11 +252,12 @@ class _Loop:
             rewarded.append(Group(group.sample, group.epoch, group.frame_budget, group.rollouts, rewards))
         return rewarded
 
-    def count(self, step: int, groups: Sequence[Group], rows: StepRows) -> None:
+    def count(self, step: int, totals: StepTotals) -> None:
         """Log and count what is left out. Raises RuntimeError when nothing has worked for three steps."""
-        for reason, number in sorted(rows.left_out.items()):
+        groups = totals.groups
+        for reason, number in sorted(totals.left_out.items()):
             self.run.count(reason, number)
-        for group in groups:
+        for group in groups if self.run.is_first else ():
             pairs = zip(group.rollouts, group.rewards, strict=True)
             words = {"; ".join(reward.reasons) for _, reward in pairs if reward.total is None}
             for why in sorted(words):
@@ -226,17 +270,20 @@ class _Loop:
                 f"sample {groups[-1].sample.id}: {'; '.join(groups[-1].rewards[-1].reasons)}"
             )
 
-    def update(self, step: int, rows: StepRows, ids: Sequence[str]) -> dict[str, float]:
+    def update(self, step: int, rows: StepRows, totals: StepTotals, ids: Sequence[str]) -> dict[str, float]:
         """One update on the step's rows; metrics of the loss."""
-        config = self.setup.grpo
-        trains = rows.has_signal or (config.entropy_weight > 0 and bool(rows.rows))
-        denominators = rows.denominators(self.setup.episode.max_new_tokens)
+        config, processes = self.setup.grpo, self.run.processes
+        denominators = totals.denominators
+        trains = totals.has_signal or (config.entropy_weight > 0 and denominators.sequences > 0)
         outputs, loss = [], 0.0
-        for micro_batch in make_micro_batches(rows.rows, config.micro_batch_tokens):
+        for micro_batch in self.run.passes(make_micro_batches(rows.rows, config.micro_batch_tokens)):
+            micro_batch = micro_batch or blank_micro_batch()
             with torch.set_grad_enabled(trains):
                 output = self._loss(micro_batch.to(self.run.accelerator.device), denominators)
             loss += self.run.backward(output.loss) if trains else output.loss.item()
-            outputs.append(output)
+            outputs.append(output.detached())
+        loss = processes.total(loss)
+        outputs = [output for part in processes.gather(outputs) for output in part]
         values = mean_metrics(outputs) | {
             "loss": loss,
             "non_finite_steps": self.run.non_finite,
@@ -256,26 +303,29 @@ class _Loop:
 
     def sync(self, version: int) -> None:
         """Give the engine the present weights. One that shares the module only takes the version."""
-        if getattr(self.engine, "model", None) is self.run.model:
+        if all(self.run.processes.gather(self._shares_weights)):
             self.engine.weight_version = version
             return
         folder = self.run.scratch / "engine-weights"
+        dtype = None if self.run.dtype == torch.float32 else self.run.dtype
+        weights = export_weights(self.run.model, dtype)
 
         def write(target: Path) -> None:
-            self.run.model.save_pretrained(target)
+            self.run.model.save_pretrained(target, state_dict=weights)
             self.encoder.tokenizer.save_pretrained(target)
 
         publish_model(folder, write)
-        self.engine.load_weights(str(folder), version)
+        if self.engine is not None:
+            self.engine.load_weights(str(folder), version)
+        self.run.processes.wait()  # the next folder replaces this one
 
     def _loss(self, micro_batch: MicroBatch, denominators: Denominators) -> LossOutput:
         config, temperature = self.setup.grpo, self.setup.episode.temperature
         batch = micro_batch.batch
-        scores = token_scores(self.run.model, batch, temperature, entropy_grad=config.entropy_weight > 0)
+        scores = self.run.scores(batch, temperature, entropy_grad=config.entropy_weight > 0)
         ref_logprobs, advantages = None, micro_batch.advantages
-        if self.ref_model is not None:
-            with torch.no_grad():
-                ref_logprobs = token_scores(self.ref_model, batch, temperature).logprobs
+        if self.frozen_start is not None:
+            ref_logprobs = self.frozen_start(batch, temperature).logprobs
         if config.kl == "reward":
             to_go = kl_to_go(batch.engine_logprobs, ref_logprobs, batch.loss_mask, config.kl_weight)
             advantages = advantages + to_go
@@ -324,7 +374,3 @@ def check_budget(group: Group) -> None:
             f"sample {group.sample.id}: the budget is {group.frame_budget} frames, but its episodes had "
             f"budgets {sorted(asked)} and saw {sorted(seen)} frames"
         )
-
-
-def _frozen(model: Qwen3VLForConditionalGeneration) -> Qwen3VLForConditionalGeneration:
-    return model.requires_grad_(False).eval()

@@ -4,7 +4,8 @@
 
 The denominator counts the whole step, so the loss does not depend on how the step is cut into micro-batches.
 Temperature is 1. Which traces a step visits follows from (seed, step); each epoch has an order of its own.
-A trace whose video cannot be read is left out and counted by its reason.
+A trace whose video cannot be read is left out and counted by its reason; so is, with `packing`, one that is
+longer than a row.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from tqdm import tqdm
 from transformers import Qwen3VLForConditionalGeneration
 
 from paravt.chat import ChatEncoder
-from paravt.config import EpisodeConfig, Params, SFTConfig
+from paravt.config import EpisodeConfig, Params, SFTConfig, TrainConfig
 from paravt.conversation import Conversation
 from paravt.data.schema import TraceRow
 from paravt.hashing import items_of_step
-from paravt.model import collate, token_scores
+from paravt.model import collate, pack
 from paravt.reporter import Reporter
+from paravt.segments import use_segments
 from paravt.sft.data import TraceSource
+from paravt.sft.packing import best_fit
 from paravt.training import TrainingRun, TrainResult, micro_batches
 from paravt.video import VideoError
 
@@ -40,10 +43,11 @@ class SFTSetup:
     seed: int
     episode: EpisodeConfig
     sft: SFTConfig
+    train: TrainConfig = TrainConfig()
 
     @classmethod
     def of(cls, params: Params) -> SFTSetup:
-        return cls(params.seed, params.episode, params.sft)
+        return cls(params.seed, params.episode, params.sft, params.train)
 
 
 def train(
@@ -61,6 +65,8 @@ def train(
     """
     config = setup.sft
     ids = [trace.id for trace in traces]
+    if config.packing and setup.train.attention == "sdpa":
+        use_segments(model)
     run = TrainingRun(
         model,
         config.optimiser,
@@ -74,17 +80,23 @@ def train(
             setup.episode.model_dump(),
             encoder.visual.model_dump(),
             config.model_dump(),
+            setup.train.identity(),
             ids,
         ],
+        train=setup.train,
     )
     source = TraceSource(encoder, traces, setup.episode, video_root)
-    with tqdm(total=config.steps, initial=run.done, desc="sft", unit="step", disable=None) as bar:
+    hidden = None if run.is_first else True
+    with tqdm(total=config.steps, initial=run.done, desc="sft", unit="step", disable=hidden) as bar:
         for step in run.remaining:
             started = time.monotonic()
             items = items_of_step(setup.seed, step, config.batch_size, ids)
-            conversations = _readable(run, source, [item.index for item in items])
-            values = _step(run, step, conversations, config, [ids[item.index] for item in items])
+            own = [item.index for item in run.processes.share(items)]
+            conversations = _readable(run, source, own, config)
+            values = train_step(run, step, conversations, config, [ids[item.index] for item in items])
             kept = run.finish_step(step, {"epoch": items[-1].epoch} | values)
+            if not run.is_first:
+                continue
             seconds = time.monotonic() - started
             speed = {"time/step_s": seconds, "time/tokens_per_s": values["tokens"] / seconds}
             reporter.metrics(kept | speed, step + 1)
@@ -94,34 +106,58 @@ def train(
     return run.result()
 
 
-def _readable(run: TrainingRun, source: TraceSource, indices: Sequence[int]) -> list[Conversation]:
-    """The conversations of a step. Raises the last VideoError if none can be read."""
-    conversations, fault = [], None
+def _readable(
+    run: TrainingRun, source: TraceSource, indices: Sequence[int], config: SFTConfig
+) -> list[Conversation]:
+    """This process's conversations of a step; what is left out is counted in all processes.
+
+    Raises the last VideoError if none of the step can be read, ValueError if all are longer than a row.
+    """
+    conversations, reasons, fault = [], [], None
     for index in indices:
         try:
-            conversations.append(source.conversation(index))
+            conversation = source.conversation(index)
         except VideoError as error:
             fault = error
-            run.count(f"video {error.reason}")
+            reasons.append(f"video {error.reason}")
             log.warning("trace %s is left out: %s", source.traces[index].id, error)
-    if fault and not conversations:
-        raise fault
+            continue
+        if config.packing and len(conversation.ids) > config.micro_batch_tokens:
+            reasons.append("longer than a row")
+        else:
+            conversations.append(conversation)
+    parts = run.processes.gather((len(conversations), reasons, fault))
+    for reason in (reason for _, part, _ in parts for reason in part):
+        run.count(reason)
+    if not any(kept for kept, _, _ in parts):
+        faults = [fault for _, _, fault in parts if fault]
+        raise (
+            faults[-1]
+            if faults
+            else ValueError(
+                f"each sample of a step is longer than sft.micro_batch_tokens {config.micro_batch_tokens}; "
+                "write more there, or fewer frames in budget.choices"
+            )
+        )
     return conversations
 
 
-def _step(
+def train_step(
     run: TrainingRun, step: int, conversations: list[Conversation], config: SFTConfig, ids: Sequence[str]
 ) -> dict[str, float]:
     """One update; loss, token accuracy, and what was trained on."""
-    tokens = sum(conversation.sampled_count for conversation in conversations)
+    total = run.processes.total
+    tokens = total(sum(conversation.sampled_count for conversation in conversations))
+    lengths = [len(conversation.ids) for conversation in conversations]
+    cut, join = (best_fit, pack) if config.packing else (micro_batches, collate)
     loss = hits = 0.0
-    for positions in micro_batches([len(c.ids) for c in conversations], config.micro_batch_tokens):
-        batch = collate([conversations[i] for i in positions]).to(run.accelerator.device)
-        scores = token_scores(run.model, batch, temperature=1.0)
+    for positions in run.passes(cut(lengths, config.micro_batch_tokens)):
+        batch = join([conversations[i] for i in positions]) if positions else None
+        scores = run.scores(batch, temperature=1.0)
         loss += run.backward(-scores.logprobs.sum() / tokens)
         hits += scores.top.sum().item()
-    return run.update(step, loss, ids) | {
-        "token_accuracy": hits / tokens,
+    return run.update(step, total(loss), ids) | {
+        "token_accuracy": total(hits) / tokens,
         "tokens": tokens,
         "traces_left_out": sum(run.counts.values()),
     }

@@ -11,8 +11,9 @@ import torch
 
 from paravt.config import AnchoringConfig, GRPOConfig, OptimiserConfig, RewardConfig
 from paravt.conversation import Conversation
-from paravt.grpo.batch import Group, make_micro_batches, step_rows, with_bonus
+from paravt.grpo.batch import Group, make_micro_batches, step_rows, step_totals, with_bonus
 from paravt.grpo.metrics import step_metrics
+from paravt.parallel import Processes
 from paravt.protocol import THINK_PREFIX, parse_turn
 from paravt.rewards import Reward, score
 from paravt.rollout import EpisodeTurn, Rollout, Sample
@@ -149,7 +150,7 @@ def test_metrics_count_what_failed_and_average_what_is_known():
         group((episode(), 2.0), (episode("no closer", "truncated"), None)),
         group((episode(stop="failed"), None), (episode(stop="failed"), None)),
     ]
-    values = step_metrics(groups, rows_of(*groups), version=0)
+    values = step_metrics(step_totals(Processes(), groups, rows_of(*groups), 9), version=0)
     assert values["episodes"] == 4 and values["groups_failed"] == 1
     assert values["reward/total"] == 2.0
     assert (values["stop/failed"], values["stop/truncated"]) == (0.5, 0.25)
