@@ -2,8 +2,9 @@
 
     paravt ask VIDEO "question" --model DIR     one episode; prints windows, reports, answer, timings
     paravt rollout run TABLE --model DIR --out FILE
-    paravt rollout show FILE --index N
+    paravt rollout show FILE --index N          an episode, its tokens in the colours of their credit
     paravt score FILE.jsonl
+    paravt eval --model DIR --benchmarks a,b    benchmarks scored, resumable; also compare, report, fetch
     paravt serve DIR                            a vLLM server with our flags; PARAVT_VLLM_URLS then names it
     paravt doctor
 
@@ -23,28 +24,24 @@ import logging
 import os
 from pathlib import Path
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from pydantic import ValidationError
+from typing import Any
 
 from paravt import printing
-from paravt.config import EpisodeConfig, VisualConfig, VLLMEngineConfig
+from paravt.commands import evaluating, showing
+from paravt.commands.shared import (
+    FAILED,
+    INTERRUPTED,
+    UNUSABLE,
+    UsageError,
+    model_options,
+    positive,
+    servers,
+    settings,
+)
+from paravt.config import EpisodeConfig, VisualConfig
 from paravt.engines.base import EngineError
 from paravt.errors import sentence
-from paravt.rollout import LETTERS, Rollout, Sample, read_rollouts, read_samples, write_jsonl
-
-if TYPE_CHECKING:
-    from paravt.engines.limits import PromptLimits
-
-Settings = TypeVar("Settings", VisualConfig, EpisodeConfig, VLLMEngineConfig)
-
-FAILED, UNUSABLE, INTERRUPTED = 1, 2, 130
-DEFAULT_FRAMES = 16
-LARGEST_SEED = 2**31
-
-
-class UsageError(ValueError):
-    """Something given on the command line that cannot be used; the message says what to give."""
+from paravt.rollout import LETTERS, EpisodeRow, Rollout, Sample, read_samples, write_jsonl
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def ask(options: argparse.Namespace) -> int:
     from paravt.video import open_video
 
-    visual, episode, frames = _settings(options)
+    visual, episode, frames = settings(options)
     sample = _question(options)
     with open_video(sample.video, timeout_s=visual.read_timeout_s) as video:
         duration_s = video.duration_s  # a file that cannot be read is told before a model is loaded
@@ -95,40 +92,21 @@ def ask(options: argparse.Namespace) -> int:
 
 
 def rollout_run(options: argparse.Namespace) -> int:
-    visual, episode, frames = _settings(options)
+    visual, episode, frames = settings(options)
     samples = read_samples(options.table)[: options.count]
     if not samples:
         raise UsageError(f"{options.table} holds no question")
     rollouts = _run(options, samples, visual, episode, frames, options.group)
     aside = options.out.with_name(f".{options.out.name}.writing")
     aside.parent.mkdir(parents=True, exist_ok=True)
-    write_jsonl(aside, rollouts)
+    of = {sample.id: sample for sample in samples}
+    write_jsonl(aside, (EpisodeRow(item, of[item.sample_id], str(options.model)) for item in rollouts))
     aside.replace(options.out)
     failed = [rollout for rollout in rollouts if rollout.stop_reason == "failed"]
     print(f"{len(rollouts)} episodes of {len(samples)} questions in {options.out}, {len(failed)} failed")
     if failed:
         print(f"paravt: {failed[0].sample_id} failed first: {failed[0].error}", file=sys.stderr)
     return FAILED if failed else 0
-
-
-def rollout_show(options: argparse.Namespace) -> int:
-    count = 0
-    for index, rollout in enumerate(_rollouts(options.file)):
-        count += 1
-        if options.index is None:
-            print(printing.episode_line(index, rollout))
-        elif index == options.index:
-            print(
-                json.dumps(rollout.to_json(), ensure_ascii=False)
-                if options.json
-                else printing.episode_text(rollout)
-            )
-            return 0
-    if not count:
-        raise UsageError(f"{options.file} holds no episode")
-    if options.index is not None:
-        raise UsageError(f"{options.file} holds {count} episodes; --index goes from 0 to {count - 1}")
-    return 0
 
 
 def score(options: argparse.Namespace) -> int:
@@ -146,8 +124,8 @@ def serve(options: argparse.Namespace) -> int:
 
     if not os.environ.get(KEY, "").strip():
         raise UsageError(f"set {KEY} to the key that the server shall ask for; its clients need the same")
-    visual, episode, frames = _settings(options)
-    config, limits = _servers(options, visual, episode, frames)
+    visual, episode, frames = settings(options)
+    config, limits = servers(options, visual, episode, frames)
     plan = ServerPlan(config, options.model, ModelFacts.of(options.model), limits, visual)
     command = [str(interpreter()), "-m", "vllm.entrypoints.openai.api_server"]
     command += plan.arguments(options.host, options.port)
@@ -185,45 +163,6 @@ def _question(options: argparse.Namespace) -> Sample:
     return Sample("ask", options.video, options.question, unknown[kind], kind, choices)
 
 
-def _settings(options: argparse.Namespace) -> tuple[VisualConfig, EpisodeConfig, int]:
-    """Visual and episode settings of params.yaml, and the overview frames; what was given wins."""
-    groups = _read_params(options.params)
-    source = options.params or "params.yaml"
-    visual = _group(VisualConfig, "visual", groups.get("visual") or {}, source)
-    given = {"temperature": options.temperature, "dispatch": options.dispatch}
-    changes = {key: value for key, value in given.items() if value is not None}
-    episode = _group(EpisodeConfig, "episode", (groups.get("episode") or {}) | changes, source)
-    choices = (groups.get("budget") or {}).get("choices") or [DEFAULT_FRAMES]
-    return visual, episode, options.frames or max(choices)
-
-
-def _group(model: type[Settings], name: str, values: dict[str, Any], source: object) -> Settings:
-    """One group of params.yaml, checked. Raises UsageError naming the first wrong key."""
-    try:
-        return model.model_validate_json(json.dumps(values))  # JSON mode: strict, yet a list is a tuple
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join([name, *(str(part) for part in first["loc"])])
-        raise UsageError(f"{source}: {where}: {first['msg']}") from error
-
-
-def _read_params(given: Path | None) -> dict[str, Any]:
-    """The groups of a params.yaml; none without a file, unless one was named."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
-    path = given or Path("params.yaml")
-    if given is None and not path.is_file():
-        return {}
-    try:
-        groups = YAML(typ="safe").load(path)
-    except YAMLError as error:
-        raise UsageError(f"{path}: not YAML") from error
-    if not isinstance(groups, dict):
-        raise UsageError(f"{path}: holds no groups; give a params.yaml")
-    return groups
-
-
 def _run(
     options: argparse.Namespace,
     samples: Sequence[Sample],
@@ -235,29 +174,10 @@ def _run(
     from paravt.agent import AgentSetup, run_episodes
     from paravt.local import open_model
 
-    servers = _servers(options, visual, episode, frames) if options.engine == "vllm" else ()
-    with open_model(options.model, visual, *servers) as (engine, encoder):
+    served = servers(options, visual, episode, frames) if options.engine == "vllm" else ()
+    with open_model(options.model, visual, *served) as (engine, encoder):
         setup = AgentSetup(encoder, episode, visual, lambda sample: frames, options.seed, group)
         return run_episodes(engine, samples, setup)
-
-
-def _servers(
-    options: argparse.Namespace, visual: VisualConfig, episode: EpisodeConfig, frames: int
-) -> tuple[VLLMEngineConfig, PromptLimits]:
-    """How servers are started: the engine of params.yaml if that is vllm, else the defaults."""
-    from paravt.engines.limits import PromptLimits
-
-    given = _read_params(options.params).get("engine") or {}
-    values = given if given.get("name") == "vllm" else {}
-    config = _group(VLLMEngineConfig, "engine", values, options.params or "params.yaml")
-    return config, PromptLimits.of(episode, visual, frames)
-
-
-def _rollouts(path: Path):
-    try:
-        yield from read_rollouts(path)
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{path}: a line is not an episode ({type(error).__name__}: {error})") from error
 
 
 def _trace(rollout: Rollout, sample: Sample) -> None:
@@ -284,7 +204,7 @@ def _parser() -> argparse.ArgumentParser:
     asking.add_argument("--type", choices=("mcq", "tvg", "oe"), help="choice, span of time, open (default)")
     asking.add_argument("--json", action="store_true", help="print one JSON object")
     asking.add_argument("--trace", action="store_true", help="hand the episode to the installed tracking")
-    _model_options(asking, temperature=0.0)
+    model_options(asking, temperature=0.0)
     asking.set_defaults(command=ask)
 
     rollouts = commands.add_parser("rollout", help="run episodes, or show them")
@@ -292,15 +212,11 @@ def _parser() -> argparse.ArgumentParser:
     running = actions.add_parser("run", help="run episodes over a table of questions")
     running.add_argument("table", type=Path, help="jsonl file of questions")
     running.add_argument("--out", type=Path, required=True, help="jsonl file to write")
-    running.add_argument("--count", type=_positive, help="only the first questions")
-    running.add_argument("--group", type=_positive, default=1, help="episodes per question (1)")
-    _model_options(running, temperature=None)
+    running.add_argument("--count", type=positive, help="only the first questions")
+    running.add_argument("--group", type=positive, default=1, help="episodes per question (1)")
+    model_options(running, temperature=None)
     running.set_defaults(command=rollout_run)
-    showing = actions.add_parser("show", help="print episodes of a jsonl file")
-    showing.add_argument("file", type=Path)
-    showing.add_argument("--index", type=_counted, help="the episode to print, from 0; without it a list")
-    showing.add_argument("--json", action="store_true", help="with --index: as one JSON object")
-    showing.set_defaults(command=rollout_show)
+    showing.add_parser(actions)
 
     scoring = commands.add_parser("score", help="score rollouts that were made elsewhere")
     scoring.add_argument("file", type=Path, help="one JSON object a line; see the README for its fields")
@@ -309,54 +225,17 @@ def _parser() -> argparse.ArgumentParser:
     serving = commands.add_parser("serve", help="serve a model by vLLM, for the engine vllm")
     serving.add_argument("model", type=Path, help="model folder, for example models/para_grpo")
     serving.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
-    serving.add_argument("--port", type=_positive, default=8000, help="(%(default)s)")
-    serving.add_argument("--frames", type=_positive, help="overview frames (the largest of budget.choices)")
+    serving.add_argument("--port", type=positive, default=8000, help="(%(default)s)")
+    serving.add_argument("--frames", type=positive, help="overview frames (the largest of budget.choices)")
     serving.add_argument("--params", type=Path, help="params.yaml to take settings from (./params.yaml)")
     serving.set_defaults(command=serve, temperature=None, dispatch=None)
+
+    evaluating.add_parser(commands)
 
     checking = commands.add_parser("doctor", help="what this machine has, and what each scale needs")
     checking.add_argument("--json", action="store_true", help="print one JSON object")
     checking.set_defaults(command=doctor)
     return parser
-
-
-def _model_options(parser: argparse.ArgumentParser, temperature: float | None) -> None:
-    parser.add_argument(
-        "--model", type=Path, required=True, help="model folder, for example models/para_grpo"
-    )
-    parser.add_argument("--frames", type=_positive, help="overview frames (the largest of budget.choices)")
-    parser.add_argument("--temperature", type=_temperature, default=temperature, help="0 is greedy")
-    parser.add_argument(
-        "--dispatch", choices=("parallel", "sequential", "frames"), help="how calls are answered"
-    )
-    parser.add_argument("--seed", type=_counted, default=1)
-    parser.add_argument(
-        "--engine", choices=("transformers", "vllm"), default="transformers", help="who samples (%(default)s)"
-    )
-    parser.add_argument("--params", type=Path, help="params.yaml to take settings from (./params.yaml)")
-
-
-def _positive(text: str) -> int:
-    value = _counted(text)
-    if not value:
-        raise argparse.ArgumentTypeError("write a whole number above 0")
-    return value
-
-
-def _counted(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
-    return int(text)
-
-
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < 100:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a temperature; write 0 or more")
-    return value
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ each other at each append, so a tool result is taken whole or refused whole.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import nan
 
 import numpy as np
 
@@ -110,12 +111,14 @@ class Conversation:
         )
 
     def to_json(self) -> dict:
-        """Everything but pixels: a frame is written as its file, time and grid."""
+        """Everything but pixels: a frame is written as its file, time and grid. A log-prob that is not known
+        (an endpoint gives none) is NaN here and null there.
+        """
         return {
             "image_pad_id": self.image_pad_id,
             "ids": self.ids,
             "loss_mask": self.loss_mask,
-            "engine_logprobs": self.engine_logprobs,
+            "engine_logprobs": [None if value != value else value for value in self.engine_logprobs],
             "visuals": [
                 {"video": v.video, "time_s": v.time_s, "grid_thw": list(v.grid_thw)} for v in self.visuals
             ],
@@ -130,5 +133,5 @@ class Conversation:
             raise ConversationError(f"ids, loss_mask and engine_logprobs differ in length: {sorted(lengths)}")
         conversation.append_prompt(data["ids"], visuals)
         conversation.loss_mask = list(data["loss_mask"])
-        conversation.engine_logprobs = list(data["engine_logprobs"])
+        conversation.engine_logprobs = [nan if value is None else value for value in data["engine_logprobs"]]
         return conversation

@@ -9,8 +9,9 @@ breaks its chunk, the chunk is asked again one by one, so that a failure is char
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 import hashlib
 from pathlib import Path
@@ -18,9 +19,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from paravt.benchmarks.registry import Benchmark
-from paravt.benchmarks.results import Result, ResultStore, canonical_hash
+from paravt.benchmarks.results import UNJUDGED, Result, ResultStore, canonical_hash, unjudged
 from paravt.config import EpisodeConfig, RewardConfig, VisualConfig
-from paravt.protocol import read_choice, read_open, read_span
+from paravt.engines.base import EngineError
+from paravt.protocol import read_choice, read_open, read_span, video_name
 from paravt.reporter import Reporter
 from paravt.rewards import score
 from paravt.rollout import Rollout, Sample
@@ -54,13 +56,16 @@ SHAPING = (
 )
 
 Ask = Callable[[Sequence[Sample], int], list[Rollout]]
+# (sample, answer) pairs -> a verdict in [0, 1] each, or the reason why there is none
+Judge = Callable[[Sequence[tuple[Sample, str]]], "list[float | str]"]
 
 
 @dataclass(frozen=True)
 class Asking:
     """Everything but the question and its frame budget that shapes an answer and its score.
 
-    `weights` is `folder_hash` of the model, `code` is `code_version()`.
+    `weights` is `folder_hash` of the model, `code` is `code_version()`. `besides` names what else shapes an
+    answer where it is not the default: the engine, the prompt of a baseline, the judge.
     """
 
     episode: EpisodeConfig
@@ -69,12 +74,18 @@ class Asking:
     seed: int
     weights: str
     code: str
+    besides: Mapping[str, str] = field(default_factory=dict)
 
     def key(self, sample: Sample, budget: int) -> str:
-        """The hash under which the answer to `sample` at `budget` frames is kept."""
+        """The hash under which the answer to `sample` at `budget` frames is kept.
+
+        Of the video its name counts, which prompts may tell, and its content; not the folder that it lies in
+        on this machine.
+        """
         return canonical_hash(
-            {
-                "sample": sample.to_json(),
+            dict(self.besides)
+            | {
+                "sample": sample.to_json() | {"video": video_name(sample.video)},
                 "video": video_fingerprint(sample.video),
                 "budget": budget,
                 "episode": self.episode.model_dump(mode="json"),
@@ -107,31 +118,52 @@ def run(
     store: ResultStore,
     reporter: Reporter,
     chunk: int = CHUNK,
+    judge: Judge | None = None,
+    detail: bool = False,
 ) -> list[Result]:
-    """One result per sample, in order. Raises ValueError if a sample occurs twice.
+    """One result per sample, in order. Raises ValueError if a sample occurs twice, EngineError if nothing can
+    be asked any more (what was answered before is in the store).
 
     `ask(samples, budget)` answers with one Rollout per sample. What the store already holds is not asked.
+    `judge` gives verdicts on open answers where `asking.reward` wants them. `detail` adds the fields that
+    breakdowns, pairing and tool-use figures need.
     """
     if len({sample.id for sample in samples}) != len(samples):
         raise ValueError(f"benchmark {benchmark.name}: a sample id occurs twice; each question counts once")
+    if (
+        asking.reward.open_ended == "judge"
+        and judge is None
+        and any(s.question_type == "oe" for s in samples)
+    ):
+        raise ValueError("open answers are to be judged, but no judge is given; name one, or score by f1")
     video_fingerprint.cache_clear()  # a file may have been replaced since the last run
     results: list[Result] = []
     for start in range(0, len(samples), chunk):
         part = samples[start : start + chunk]
         keys = [asking.key(sample, budget) for sample in part]
-        bases = [_base(sample, key, budget, asking) for sample, key in zip(part, keys, strict=True)]
+        bases = [
+            _base(benchmark, sample, key, budget, asking, detail)
+            for sample, key in zip(part, keys, strict=True)
+        ]
         done = [store.get(key) or _skipped(benchmark, part[i], bases[i]) for i, key in enumerate(keys)]
         missing = [i for i, result in enumerate(done) if result is None]
+        waiting = [i for i, result in enumerate(done) if result is not None and unjudged(result)]
         if missing:
             started = time.perf_counter()
             outcomes = _ask([part[i] for i in missing], budget, ask)
-            for i, outcome in zip(missing, outcomes, strict=True):
-                done[i] = _result(benchmark, part[i], bases[i], outcome, asking.reward)
+            verdicts = _verdicts([part[i] for i in missing], outcomes, asking.reward, judge)
+            for i, outcome, verdict in zip(missing, outcomes, verdicts, strict=True):
+                done[i] = _result(benchmark, part[i], bases[i], outcome, asking.reward, verdict, detail)
             store.append([done[i] for i in missing])
             rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
             reporter.rollouts(rollouts, step=budget)
             seconds = (time.perf_counter() - started) / len(missing)
             reporter.metrics({f"evaluate/seconds_per_question_k{budget}": seconds}, step=start)
+        if waiting and judge is not None:
+            verdicts = judge([(part[i], done[i].answer) for i in waiting])
+            for i, verdict in zip(waiting, verdicts, strict=True):
+                done[i] = _judged_late(done[i], verdict)
+            store.append([done[i] for i in waiting if not unjudged(done[i])])
         results += done
         reporter.progress(len(results), len(samples), f"{benchmark.name} at {budget} frames")
     return results
@@ -141,6 +173,8 @@ def _ask(samples: Sequence[Sample], budget: int, ask: Ask) -> list[Rollout | str
     """A rollout per sample, or the reason why there is none."""
     try:
         rollouts = ask(samples, budget)
+    except EngineError:
+        raise  # single requests are refused inside an episode; an error that comes up here is of the engine
     except QUESTION_ERRORS as error:
         if len(samples) == 1:
             return [f"{type(error).__name__}: {error}"]
@@ -150,15 +184,52 @@ def _ask(samples: Sequence[Sample], budget: int, ask: Ask) -> list[Rollout | str
     return list(rollouts)
 
 
-def _base(sample: Sample, key: str, budget: int, asking: Asking) -> dict[str, Any]:
+def _verdicts(
+    samples: Sequence[Sample], outcomes: Sequence[Rollout | str], config: RewardConfig, judge: Judge | None
+) -> list[float | str | None]:
+    """The judge's word on each answer that is to be judged; None for the others."""
+    found: list[float | str | None] = [None] * len(samples)
+    if config.open_ended != "judge" or judge is None:
+        return found
+    places = [
+        i
+        for i, (sample, outcome) in enumerate(zip(samples, outcomes, strict=True))
+        if sample.question_type == "oe" and isinstance(outcome, Rollout) and readable(sample, outcome.answer)
+    ]
+    if places:
+        verdicts = judge([(samples[i], outcomes[i].answer) for i in places])
+        for i, verdict in zip(places, verdicts, strict=True):
+            found[i] = verdict
+    return found
+
+
+def _judged_late(result: Result, verdict: float | str) -> Result:
+    if isinstance(verdict, str):
+        return replace(result, reason=UNJUDGED + verdict)
+    return replace(result, status="answered", reason=None, score=verdict)
+
+
+def _base(
+    benchmark: Benchmark, sample: Sample, key: str, budget: int, asking: Asking, detail: bool
+) -> dict[str, Any]:
     """The fields of a result that say what was asked."""
-    return {
+    base = {
         "key": key,
         "id": sample.id,
         "question_type": sample.question_type,
         "budget": budget,
         "temperature": asking.episode.temperature,
     }
+    if detail:
+        base["question"] = question_hash(sample)
+        base["groups"] = {name: sample.meta[name] for name in benchmark.by if name in sample.meta}
+    return base
+
+
+def question_hash(sample: Sample) -> str:
+    """The same in every run that asks the same question about the same file with the same gold answer."""
+    asked = {key: sample.to_json()[key] for key in ("question", "options", "answer", "question_type")}
+    return canonical_hash(asked | {"video": video_fingerprint(sample.video)})
 
 
 def _skipped(benchmark: Benchmark, sample: Sample, base: dict[str, Any]) -> Result | None:
@@ -167,13 +238,19 @@ def _skipped(benchmark: Benchmark, sample: Sample, base: dict[str, Any]) -> Resu
 
 
 def _result(
-    benchmark: Benchmark, sample: Sample, base: dict[str, Any], outcome: Rollout | str, config: RewardConfig
+    benchmark: Benchmark,
+    sample: Sample,
+    base: dict[str, Any],
+    outcome: Rollout | str,
+    config: RewardConfig,
+    verdict: float | str | None,
+    detail: bool,
 ) -> Result:
     if isinstance(outcome, str):
         return Result(**base, status="failed", reason=outcome)
     if outcome.stop_reason == "failed":
         return Result(**base, status="failed", reason=outcome.error or "the episode gave no reason")
-    reward = score(outcome, sample, config)
+    reward = score(outcome, sample, config, verdict if isinstance(verdict, float) else None)
     episode = {
         "answer": outcome.answer,
         "stop_reason": outcome.stop_reason,
@@ -182,12 +259,16 @@ def _result(
         "calls": outcome.call_count,
         "frames_seen": outcome.frames_seen,
     }
+    if detail:
+        episode["tools"] = tool_counts(outcome)
     if not readable(sample, outcome.answer):
         said = (outcome.answer or "")[:80]
         words = (
             "no answer" if outcome.answer is None else f"{said!r} names no {_WANTED[sample.question_type]}"
         )
         return Result(**base, **episode, status="unparsed", reason=words, score=0.0)
+    if isinstance(verdict, str):
+        return Result(**base, **episode, status="failed", reason=UNJUDGED + verdict)
     value = benchmark.metric(sample, outcome, reward)
     if value is None:
         why = next((words for words in reward.reasons if words.startswith("accuracy")), "it has no score")
@@ -196,6 +277,14 @@ def _result(
 
 
 _WANTED = {"mcq": "option", "tvg": "span of time", "oe": "text"}
+
+
+def tool_counts(rollout: Rollout) -> dict[str, int]:
+    """Turns, and calls by status, of an episode; what did not occur is left out."""
+    found = Counter(execution.status for execution in rollout.executions)
+    found["clamped"] = sum(execution.clamped for execution in rollout.executions)
+    found["forced"] = sum(turn.forced_answer for turn in rollout.turns)
+    return {"turns": len(rollout.turns)} | {name: found[name] for name in sorted(found) if found[name]}
 
 
 def readable(sample: Sample, answer: str | None) -> bool:

@@ -10,6 +10,7 @@ the same limits in every process.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 
@@ -70,6 +71,24 @@ def bootstrap_interval(
         return Interval(None, None, None, 0)
     low, high = _limits(_resampled_means(scores, resamples, seed), level)
     return Interval(float(scores.mean()), low, high, scores.shape[1])
+
+
+def macro_interval(
+    groups: Sequence[ArrayLike], level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> Interval:
+    """The mean over groups of each group's mean; questions are redrawn within their group, groups are not.
+
+    Empty groups are left out. Raises ValueError if a value is not finite.
+    """
+    scores = [np.atleast_2d(np.asarray(group, dtype=np.float64)) for group in groups if len(group)]
+    _refuse_missing(*scores)
+    if not scores:
+        return Interval(None, None, None, 0)
+    # a seed of its own for each group: groups of one size would be redrawn alike
+    means = [_resampled_means(part, resamples, seed + 2 * place) for place, part in enumerate(scores)]
+    low, high = _limits(np.mean(means, axis=0), level)
+    mean = float(np.mean([part.mean() for part in scores]))
+    return Interval(mean, low, high, sum(part.size for part in scores))
 
 
 def paired_difference(

@@ -1,0 +1,1 @@
+"""The commands of `paravt` that fill a module of their own, and what commands share."""

@@ -1,0 +1,349 @@
+"""`paravt eval`: benchmarks asked and scored, runs compared, results beside the published table.
+
+    paravt eval --model DIR --benchmarks videomme,lvbench
+    paravt eval --endpoint URL --benchmarks mmvu --limit 100      answers by any OpenAI-compatible endpoint
+    paravt eval fetch --benchmarks videomme                       tables and media from the hub
+    paravt eval compare A B                                       two result folders, question by question
+    paravt eval report A [B ...]                                  beside the published figures
+
+A run that was stopped goes on where it was: give the same command again. Ends with 1 if more than the allowed
+share of the questions failed or was skipped.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+import json
+import os
+from pathlib import Path
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+from paravt.commands.progress import Progress
+from paravt.commands.shared import (
+    FAILED,
+    UsageError,
+    a_share,
+    counted,
+    model_options,
+    positive,
+    servers,
+    settings,
+)
+from paravt.config import EndpointConfig, EpisodeConfig, RewardConfig, VisualConfig
+
+if TYPE_CHECKING:
+    from paravt.benchmarks import Place
+    from paravt.benchmarks.judge import Judge
+    from paravt.benchmarks.session import OpenEngine, Plan
+    from paravt.chat import ChatEncoder
+
+RESULTS, TOKENIZER, VERDICTS = Path("reports/eval"), Path("models/tiny-base"), Path(".scratch/verdicts")
+NO_TOKENS = (
+    "the endpoint speaks text: prompts are rendered by its own chat template, token ids are the local "
+    "tokenizer's, log-probs are absent"
+)
+
+
+def evaluate(options: argparse.Namespace) -> int:
+    """Ask and score. The last line on standard error says why it ended with 1, if it did."""
+    from paravt.benchmarks import session
+    from paravt.benchmarks.summary import error_share
+
+    plan, asking, open_engine, asked, judge = _prepare(options)
+    with Progress(plan.out / "rollouts.jsonl" if options.save_rollouts else None) as progress:
+        found = session.evaluate(plan, asking, open_engine, progress, asked, judge)
+    figures = {name: figures for name, (_, figures) in found.items()}
+    _print(figures, options.json)
+    if judge is not None and judge.counts:
+        print(f"judge: {', '.join(f'{n} {what}' for what, n in judge.counts.items())}", file=sys.stderr)
+    if plan.whole:
+        print(f"results in {plan.out}", file=sys.stderr)
+    else:
+        print(
+            f"part {plan.part[0] + 1} of {plan.part[1]} is in {plan.answers}; when all are, leave out --part"
+        )
+    results = [result for results, _ in found.values() for result in results]
+    share = error_share(results)
+    if share > options.max_error_share:
+        lost = sum(result.status in ("failed", "skipped") for result in results)
+        print(
+            f"paravt: {lost} of {len(results)} questions failed or were skipped ({share:.1%}, allowed "
+            f"{options.max_error_share:.1%}); the same command asks the failed ones again",
+            file=sys.stderr,
+        )
+        return FAILED
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    from paravt.benchmarks.pairing import pair, pairing_line
+    from paravt.benchmarks.session import read_folder
+
+    first, second = read_folder(options.first), read_folder(options.second)
+    common = [name for name in first if name in second]
+    if not common:
+        raise UsageError(f"{options.first} and {options.second} have no benchmark in common")
+    pairings = {name: pair(first[name], second[name]) for name in common}
+    if options.json:
+        print(json.dumps({name: found.to_json() for name, found in pairings.items()}))
+    else:
+        for name, found in pairings.items():
+            print(pairing_line(name, found))
+    return 0
+
+
+def fetch(options: argparse.Namespace) -> int:
+    from paravt.benchmarks import get
+    from paravt.data.hub import fetch_benchmarks
+    from paravt.data.media import media_root
+
+    names = [get(name).name.removesuffix("_wsub") for name in options.benchmarks]
+    wanted = [name for name in dict.fromkeys(names) if name != "needles"]
+    with Progress() as progress:
+        files = fetch_benchmarks(
+            wanted, options.tables, options.media or media_root(), options.rows, progress
+        )
+    print(f"{len(files)} media files of {', '.join(wanted)} are here; tables in {options.tables}")
+    return 0
+
+
+# From arguments to objects.
+
+
+def _prepare(options: argparse.Namespace) -> tuple[Plan, Any, OpenEngine, dict[str, Any], Judge | None]:
+    from paravt.benchmarks import get
+    from paravt.benchmarks.runner import Asking, code_version
+    from paravt.benchmarks.session import Plan
+
+    if bool(options.model) == bool(options.endpoint):
+        raise UsageError("give either --model DIR or --endpoint URL")
+    if not options.benchmarks:
+        raise UsageError("give --benchmarks, for example --benchmarks videomme,lvbench")
+    names = tuple(get(name).name for name in dict.fromkeys(options.benchmarks))
+    if options.endpoint and not options.prefill:
+        options.force_think = False
+    visual, episode, budget = settings(options)
+    reward = RewardConfig(open_ended="f1" if options.open_ended == "leave_out" else options.open_ended)
+    judge = _judge(options, reward)
+    besides = {} if judge is None else {"judge": judge.identity}
+    if options.endpoint:
+        open_engine, weights, who = _endpoint(options, visual)
+        besides["engine"] = "openai"
+        model = who["endpoint"]["model"]
+    else:
+        open_engine, weights = _model(options, visual, episode, budget)
+        who, model = {"model": str(options.model)}, options.model.resolve().name
+        if options.engine != "transformers":
+            besides["engine"] = options.engine
+    asking = Asking(episode, visual, reward, options.seed, weights, code_version(), besides)
+    place = _place(options, visual, names)
+    out = options.out or RESULTS / re.sub(r"[^\w.-]+", "_", model)
+    plan = Plan(names, budget, out, place, options.limit, options.part, options.chunk)
+    asked = who | {
+        "weights": weights,
+        "engine": "openai" if options.endpoint else options.engine,
+        "overview_frames": budget,
+        "episode": episode.model_dump(mode="json"),
+        "visual": visual.model_dump(mode="json"),
+        "open_ended": options.open_ended,
+        "subtitle_tokens": options.subtitle_tokens,
+        "seed": options.seed,
+        "limit": options.limit,
+        "code": asking.code,
+    }
+    if judge is not None:
+        asked["judge"] = judge.identity
+    return plan, asking, open_engine, asked, judge
+
+
+def _model(
+    options: argparse.Namespace, visual: VisualConfig, episode: EpisodeConfig, budget: int
+) -> tuple[OpenEngine, str]:
+    from paravt.benchmarks.runner import folder_hash
+    from paravt.local import open_model
+    from paravt.model import check_folder
+
+    check_folder(options.model)
+    served = servers(options, visual, episode, budget) if options.engine == "vllm" else ()
+    return lambda: open_model(options.model, visual, *served), folder_hash(options.model)
+
+
+def _endpoint(options: argparse.Namespace, visual: VisualConfig) -> tuple[OpenEngine, str, dict[str, Any]]:
+    from paravt.engines.openai import KEY, OpenAIEngine
+
+    config = EndpointConfig(
+        url=options.endpoint,
+        model=options.endpoint_model,
+        in_flight=options.in_flight,
+        timeout_s=options.timeout,
+        prefill=options.prefill,
+    )
+    encoder = _text_encoder(options, visual)
+    engine = OpenAIEngine(config, encoder, os.environ.get(KEY, ""))
+
+    @contextmanager
+    def open_endpoint() -> Iterator[tuple[OpenAIEngine, ChatEncoder]]:
+        yield engine, encoder
+
+    who = {"endpoint": {"url": engine.client.url, "model": engine.model, "note": NO_TOKENS}}
+    return open_endpoint, f"{engine.client.url} {engine.model}", who
+
+
+def _text_encoder(options: argparse.Namespace, visual: VisualConfig) -> ChatEncoder:
+    """The tokenizer that keeps the books of an endpoint, or counts the tokens of subtitles."""
+    from transformers import AutoTokenizer
+
+    from paravt.chat import ChatEncoder
+
+    folder = options.tokenizer or options.model or TOKENIZER
+    if not (folder / "tokenizer.json").is_file():
+        raise UsageError(
+            f"{folder} holds no tokenizer.json; give --tokenizer, the folder of a Qwen3-VL model"
+        )
+    return ChatEncoder(AutoTokenizer.from_pretrained(folder, local_files_only=True), visual)
+
+
+def _judge(options: argparse.Namespace, reward: RewardConfig) -> Judge | None:
+    if reward.open_ended != "judge":
+        return None
+    from paravt.benchmarks.judge import KEY, Judge
+
+    if not options.judge or not options.judge_model:
+        raise UsageError("--open-ended judge needs --judge URL and --judge-model NAME")
+    config = EndpointConfig(url=options.judge, model=options.judge_model, in_flight=options.in_flight)
+    return Judge(config, options.verdicts, os.environ.get(KEY, ""))
+
+
+def _place(options: argparse.Namespace, visual: VisualConfig, names: Sequence[str]) -> Place:
+    from paravt.benchmarks import Place
+    from paravt.data.media import media_root
+
+    place = Place(
+        tables=options.tables,
+        media=options.media or media_root(),
+        needles=options.needles,
+        open_ended="leave_out" if options.open_ended == "leave_out" else "score",
+        subtitle_tokens=options.subtitle_tokens,
+    )
+    if "videomme_wsub" not in names:
+        return place
+    tokenizer = _text_encoder(options, visual).tokenizer
+    return replace(place, count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)))
+
+
+# What is printed.
+
+
+def _print(figures: dict[str, dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(figures, ensure_ascii=False))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    from paravt.benchmarks.breakdown import TABLE_HEAD, detail_lines, table_row
+
+    table = Table(box=None, pad_edge=False)
+    for place, head in enumerate(TABLE_HEAD):
+        table.add_column(head, justify="right" if place else "left", no_wrap=True)
+    for found in figures.values():
+        table.add_row(*table_row(found))
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False, markup=False)
+    console.print(table)
+    for found in figures.values():
+        console.print("\n".join(detail_lines(found)), soft_wrap=True)
+
+
+def add_parser(commands: Any) -> None:
+    """Add `eval` with its actions to the parser of `paravt`."""
+    parser = commands.add_parser(
+        "eval",
+        help="ask benchmarks, compare runs, report beside the published table",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=evaluate, force_think=None)
+    _asking_options(parser)
+    actions = parser.add_subparsers(metavar="ACTION")
+
+    comparing = actions.add_parser("compare", help="two result folders, question by question")
+    comparing.add_argument("first", type=Path)
+    comparing.add_argument("second", type=Path)
+    comparing.add_argument("--json", action="store_true", help="print one JSON object")
+    comparing.set_defaults(command=compare)
+
+    fetching = actions.add_parser("fetch", help="bring tables and media of benchmarks from the hub")
+    fetching.add_argument("--benchmarks", type=_listed, required=True, metavar="A,B")
+    fetching.add_argument("--rows", type=positive, help="media of the first rows only")
+    _place_options(fetching)
+    fetching.set_defaults(command=fetch)
+
+
+def _asking_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--benchmarks", type=_listed, metavar="A,B", help="names, with commas between them")
+    parser.add_argument("--endpoint", metavar="URL", help="an OpenAI-compatible endpoint instead of --model")
+    parser.add_argument("--endpoint-model", metavar="NAME", help="its model, if it serves several")
+    parser.add_argument("--limit", type=positive, help="that many questions of each, drawn by their ids")
+    parser.add_argument("--out", type=Path, help=f"folder of results ({RESULTS}/MODEL)")
+    parser.add_argument(
+        "--part", type=_part, default=(0, 1), metavar="I/N", help="every N-th question, from I"
+    )
+    parser.add_argument("--mode", help="prompt mode: direct, reasoning, agentic, agentic_minimal")
+    parser.add_argument("--max-new-tokens", type=positive, help="tokens of one turn")
+    parser.add_argument(
+        "--open-ended",
+        choices=("f1", "exact", "judge", "leave_out"),
+        default="f1",
+        help="how open answers are scored (%(default)s)",
+    )
+    parser.add_argument(
+        "--judge", metavar="URL", help="endpoint of the judge; its key is in PARAVT_JUDGE_KEY"
+    )
+    parser.add_argument("--judge-model", metavar="NAME")
+    parser.add_argument("--verdicts", type=Path, default=VERDICTS, help="kept verdicts (%(default)s)")
+    parser.add_argument(
+        "--subtitle-tokens", type=counted, default=8192, help="most of a prompt (%(default)s)"
+    )
+    parser.add_argument("--tokenizer", type=Path, help=f"for an endpoint: a model folder ({TOKENIZER})")
+    parser.add_argument(
+        "--prefill", action="store_true", help="the endpoint continues a begun message (vLLM)"
+    )
+    parser.add_argument("--in-flight", type=positive, default=16, help="requests at a time (%(default)s)")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds for one request (%(default)s)")
+    parser.add_argument("--chunk", type=positive, default=64, help="episodes side by side (%(default)s)")
+    parser.add_argument(
+        "--max-error-share", type=a_share, default=0.02, help="above it, ends with 1 (%(default)s)"
+    )
+    parser.add_argument(
+        "--save-rollouts", action="store_true", help="keep whole episodes in OUT/rollouts.jsonl"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    _place_options(parser)
+    model_options(parser, temperature=0.0, needed=False, budget="--budget")
+
+
+def _place_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--tables", type=Path, default=Path("data/hub"), help="tables (%(default)s)")
+    parser.add_argument("--media", type=Path, help="media root (PARAVT_MEDIA_ROOT, or data/media)")
+    parser.add_argument(
+        "--needles", type=Path, default=Path("data/prepared"), help="the needle split (%(default)s)"
+    )
+
+
+def _listed(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise argparse.ArgumentTypeError("write names with commas between them")
+    return names
+
+
+def _part(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text, re.ASCII)
+    if not match or not 1 <= int(match[1]) <= int(match[2]):
+        raise argparse.ArgumentTypeError(f"{text!r} is no part; write 2/8 for the second of eight")
+    return int(match[1]) - 1, int(match[2])
