@@ -2,8 +2,8 @@
 
 The starter holds the other end of the pipe DESCRIPTOR. When it closes that end, or dies in whatever way, the
 kernel closes it, and the launcher ends the command: TERM to the whole process group, KILL to what is left of
-it after GRACE_S seconds. The launcher leads the group and goes down with it, so that nothing is left behind. Should
-the launcher itself be killed, the command gets a TERM from the kernel.
+it after GRACE_S seconds. The launcher leads the group and goes down with it, so that nothing is left behind.
+Should the launcher itself be killed, the command gets a TERM from the kernel.
 
 Standard library alone: it starts in a few hundredths of a second, and no import can fail.
 """

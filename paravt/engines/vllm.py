@@ -21,6 +21,7 @@ import math
 from pathlib import Path
 import random
 import secrets
+import shutil
 import threading
 import time
 from typing import Any, TypeVar
@@ -33,6 +34,7 @@ from paravt.conversation import MERGE, Visual
 from paravt.engines.backend import Backend, Lost, Refused
 from paravt.engines.base import EngineError, Generation, Request, Sampling, refusal
 from paravt.engines.server import ServerPlan, VLLMServer, api_key, given_urls
+from paravt.engines.tied import with_head
 from paravt.engines.wire import FrameUrls, Sample, Unfinished, read_answer, request_body
 
 log = logging.getLogger("paravt")
@@ -61,6 +63,7 @@ class VLLMEngine:
         self.counts: Counter[str] = Counter()
         self._session_id = secrets.token_hex(4)
         self._folder = str(plan.folder.resolve())
+        self._aside = Path(log_folder) / f"tied-{self._session_id}"
         self._broken: str | None = None
         self._urls = FrameUrls()
         self._jitter = random.Random()  # its own: the draws of training are not moved by a retry
@@ -97,6 +100,7 @@ class VLLMEngine:
         """End own servers and the client. May be called twice."""
         for server in self._servers:
             server.stop()
+        shutil.rmtree(self._aside, ignore_errors=True)
         if not self._thread.is_alive():
             return
         if self._http:
@@ -196,7 +200,7 @@ class VLLMEngine:
                     alone = None if reason == "connection lost" else number
                     words = f"request {number} failed {attempt + 1} times, last: {error}"
                     raise EngineError(words, request=alone) from error
-                log.warning("request %d is sent again: %s", number, error)
+                log.info("request %d is sent again: %s", number, error)
                 await backend.back_off(attempt)
                 await backend.revive(self._folder, self._label)
                 continue
@@ -262,15 +266,17 @@ class VLLMEngine:
         return request_body(request, urls, plan.name, plan.facts, self.end_ids, plan.context)
 
     async def _load(self, folder: str, version: int) -> None:
-        self._broken = f"version {version} is being loaded"
-        self._folder, self.weight_version = folder, version
-        loads = [backend.sync(folder, self._label) for backend in self._backends]
-        outcomes = await asyncio.gather(*loads, return_exceptions=True)
-        if failed := [outcome for outcome in outcomes if isinstance(outcome, BaseException)]:
-            self._broken = f"version {version} could not be loaded"
-            if not isinstance(failed[0], EngineError):
-                raise failed[0]
-            raise EngineError(f"the weights of version {version} did not arrive: {failed[0]}") from failed[0]
+        self._broken = f"version {version} was not loaded by all of them"
+        self.weight_version = version
+        try:
+            self._folder = str(await asyncio.to_thread(with_head, folder, self._aside))
+            loads = [backend.sync(self._folder, self._label) for backend in self._backends]
+            # all come to an end before one speaks: none may still be loading when the caller goes on
+            for outcome in await asyncio.gather(*loads, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+        except EngineError as error:
+            raise EngineError(f"the weights of version {version} did not arrive: {error}") from error
         self._broken = None
 
     @property

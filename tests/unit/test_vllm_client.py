@@ -36,6 +36,14 @@ def server(facts, monkeypatch) -> Iterator[StandIn]:
         yield standing
 
 
+@pytest.fixture
+def weights(tmp_path) -> str:
+    """A folder of weights that are not tied: it is handed to the servers as it is."""
+    (tmp_path / "weights").mkdir()
+    (tmp_path / "weights" / "config.json").write_text('{"tie_word_embeddings": false}')
+    return str(tmp_path / "weights")
+
+
 @contextmanager
 def connected(tmp_path, **config) -> Iterator[VLLMEngine]:
     options = VLLMEngineConfig(**{"retries": 2, "request_timeout_s": 5.0} | config)
@@ -218,8 +226,8 @@ def test_what_cannot_fit_is_refused_before_anything_is_sent(engine, server, requ
     assert not server.calls
 
 
-def test_weights_are_loaded_in_order_and_stamped(engine, server, tmp_path):
-    engine.load_weights(str(tmp_path), 3)
+def test_weights_are_loaded_in_order_and_stamped(engine, server, weights):
+    engine.load_weights(weights, 3)
     assert server.calls == [
         "/pause",
         "/update_weight_version",
@@ -231,13 +239,13 @@ def test_weights_are_loaded_in_order_and_stamped(engine, server, tmp_path):
         "/resume",
         "/weight_info",
     ]
-    assert server.folder == str(tmp_path)
+    assert server.folder == weights
     assert engine.generate([ask()])[0][0].weight_version == 3
 
 
-def test_a_stale_sample_is_an_error(engine, server, tmp_path):
+def test_a_stale_sample_is_an_error(engine, server, weights):
     old = server.label
-    engine.load_weights(str(tmp_path), 1)
+    engine.load_weights(weights, 1)
     server.label = old
     with pytest.raises(EngineError, match="weights of version 0, but 1 was loaded"):
         engine.generate([ask()])
@@ -246,28 +254,28 @@ def test_a_stale_sample_is_an_error(engine, server, tmp_path):
 @pytest.mark.parametrize(
     "path", ["/pause", "/collective_rpc", "/reset_prefix_cache", "/update_weight_version"]
 )
-def test_a_load_that_fails_leaves_nothing_to_sample_from(engine, server, tmp_path, path):
+def test_a_load_that_fails_leaves_nothing_to_sample_from(engine, server, weights, path):
     server.broken[path] = 500
     with pytest.raises(EngineError, match=f"weights of version 5 did not arrive: .*broken {path}"):
-        engine.load_weights(str(tmp_path), 5)
+        engine.load_weights(weights, 5)
     with pytest.raises(EngineError, match="no weights to sample with"):
         engine.generate([ask()])
     assert not server.bodies
     server.broken.clear()
-    engine.load_weights(str(tmp_path), 6)
+    engine.load_weights(weights, 6)
     assert engine.generate([ask()])[0][0].weight_version == 6
 
 
-def test_a_load_that_fails_half_way_is_marked_on_the_server_too(engine, server, tmp_path):
+def test_a_load_that_fails_half_way_is_marked_on_the_server_too(engine, server, weights):
     server.broken["/collective_rpc"] = 500
     with pytest.raises(EngineError):
-        engine.load_weights(str(tmp_path), 5)
+        engine.load_weights(weights, 5)
     assert server.label.endswith("-loading")
     assert server.calls[-1] == "/resume"
 
 
-def test_a_restarted_server_gets_the_weights_again(engine, server, tmp_path):
-    engine.load_weights(str(tmp_path), 7)
+def test_a_restarted_server_gets_the_weights_again(engine, server, weights):
+    engine.load_weights(weights, 7)
 
     def restarted(answer: dict) -> str:
         server.label = "default"
@@ -320,11 +328,13 @@ def test_an_address_that_is_none_is_named(server, tmp_path, monkeypatch):
         pass
 
 
-def test_several_servers_share_the_work_and_a_prompt_stays_where_it_was(server, facts, tmp_path, monkeypatch):
+def test_several_servers_share_the_work_and_a_prompt_stays_where_it_was(
+    server, facts, tmp_path, monkeypatch, weights
+):
     with StandIn(facts, tiny_encoder().end_id) as second:
         monkeypatch.setenv(URLS, f"{server.url}, {second.url}/")
         with connected(tmp_path) as engine:
-            engine.load_weights(str(tmp_path), 2)
+            engine.load_weights(weights, 2)
             assert {server.label, second.label} == {server.label}
             seen = [len(server.bodies), len(second.bodies)]
             requests = [ask(seed=i) for i in range(12)]

@@ -286,3 +286,31 @@ def test_the_tail_of_a_log_has_neither_colours_nor_prefixes(tmp_path):
     )
     assert tail(path) == ["x", "INFO ready", "KeyError: 'a'"]
     assert tail(tmp_path / "none") == []
+
+
+def test_tied_weights_are_handed_over_with_their_head(tmp_path):
+    from safetensors.torch import load_file
+
+    from paravt.engines.tied import with_head
+
+    aside = tmp_path / "aside"
+    for _ in range(2):  # filled anew each time
+        assert with_head(tiny_folder(), aside) == aside
+    weights = {}
+    for path in aside.glob("*.safetensors"):
+        weights |= load_file(path)
+    own = tiny_model().state_dict()
+    assert weights["lm_head.weight"].equal(own["lm_head.weight"])
+    assert weights.keys() == own.keys()
+    index = json.loads((aside / "model.safetensors.index.json").read_text())["weight_map"]
+    assert index.keys() == own.keys() and all((aside / name).exists() for name in index.values())
+
+
+def test_weights_that_are_not_tied_stay_where_they_are(tmp_path):
+    from paravt.engines.tied import with_head
+
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": false, "text_config": {}}')
+    assert with_head(tmp_path, tmp_path / "aside") == tmp_path
+    (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
+    with pytest.raises(EngineError, match="holds no weights"):
+        with_head(tmp_path, tmp_path / "aside")
