@@ -207,12 +207,32 @@ class Rollout:
 
     @classmethod
     def from_json(cls, data: dict) -> Rollout:
-        fields = dict(data)
+        fields = {key: value for key, value in data.items() if key not in ("sample", "model")}
         fields["turns"] = [_turn_from_json(turn) for turn in data["turns"]]
         fields["main"] = Conversation.from_json(data["main"])
         fields["subagents"] = [Conversation.from_json(item) for item in data["subagents"]]
         fields["weight_versions"] = tuple(data["weight_versions"])
         return cls(**fields)
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """An episode in a file with what is needed to reward and to read it: its question, and the folder of the
+    model that wrote it (for the tokenizer). A file of bare rollouts has neither.
+    """
+
+    rollout: Rollout
+    sample: Sample | None = None
+    model: str | None = None
+
+    def to_json(self) -> dict:
+        sample = self.sample.to_json() if self.sample else None
+        return self.rollout.to_json() | {"sample": sample, "model": self.model}
+
+    @classmethod
+    def from_json(cls, data: dict) -> EpisodeRow:
+        sample = Sample.from_json(data["sample"]) if data.get("sample") else None
+        return cls(Rollout.from_json(data), sample, data.get("model"))
 
 
 def _call_from_json(data: dict) -> ToolCall | ToolError:
@@ -235,7 +255,7 @@ def _turn_from_json(data: dict) -> EpisodeTurn:
     )
 
 
-def write_jsonl(path: str | Path, records: Iterable[Sample | Rollout]) -> None:
+def write_jsonl(path: str | Path, records: Iterable[Sample | Rollout | EpisodeRow]) -> None:
     """One JSON object a line, keys in record order, UTF-8."""
     with open(path, "w", encoding="utf-8") as file:
         for record in records:
@@ -248,6 +268,10 @@ def read_samples(path: str | Path) -> list[Sample]:
 
 def read_rollouts(path: str | Path) -> Iterator[Rollout]:
     return (Rollout.from_json(row) for row in _read_lines(path))
+
+
+def read_episodes(path: str | Path) -> Iterator[EpisodeRow]:
+    return (EpisodeRow.from_json(row) for row in _read_lines(path))
 
 
 def _read_lines(path: str | Path) -> Iterator[dict]:
