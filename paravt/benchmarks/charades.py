@@ -26,10 +26,10 @@ def load(place: Place) -> Questions:
         video, caption = row["video"], " ".join(row["caption"].split())
         if not caption:
             raise RowError("its caption is empty")
-        path = media.find(f"{FOLDER}/{video}", video)
+        video_path = media.video(f"{FOLDER}/{video}", video)
         name = unique(video.removesuffix(".mp4"))
         question = f'When does this happen in the video: "{caption}"'
-        return Sample(name, str(path), question, (start_s, end_s), "tvg", (), {"caption": caption})
+        return Sample(name, video_path, question, (start_s, end_s), "tvg", (), {"caption": caption})
 
     return questions(read_rows(place, SOURCE), sample, lambda row: row["video"])
 

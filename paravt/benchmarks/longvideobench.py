@@ -24,9 +24,9 @@ def load(place: Place) -> Questions:
         if not isinstance(chosen, int) or not 0 <= chosen < len(options) or options[chosen] == FILLER:
             raise RowError(f"correct_choice {chosen!r} is none of its {len(options)} options")
         meta = {"duration": f"{row['duration_group']} s", "task": row["question_category"]}
-        path = media.find(f"videos/{row['video_path']}", row["video_path"])
+        video_path = media.video(f"videos/{row['video_path']}", row["video_path"])
         answer = LETTERS[chosen]
-        return Sample(unique(row["id"]), str(path), row["question"], answer, "mcq", options, meta)
+        return Sample(unique(row["id"]), video_path, row["question"], answer, "mcq", options, meta)
 
     return questions(read_rows(place, SOURCE), sample, lambda row: row["id"])
 

@@ -36,9 +36,9 @@ def load(place: Place) -> Questions:
         question, options = parts
         kinds = row["question_type"]
         meta = {"task": [kinds] if isinstance(kinds, str) else list(kinds), "video_type": row["type"]}
-        path = media.find(f"{row['key']}.mp4", f"data/{row['key']}.mp4", f"videos/{row['key']}.mp4")
+        video_path = media.video(f"{row['key']}.mp4", f"data/{row['key']}.mp4", f"videos/{row['key']}.mp4")
         answer = letter_of(row["answer"], options)
-        return Sample(unique(str(row["uid"])), str(path), question, answer, "mcq", options, meta)
+        return Sample(unique(str(row["uid"])), video_path, question, answer, "mcq", options, meta)
 
     return questions(read_rows(place, SOURCE), sample, lambda row: str(row["uid"]))
 

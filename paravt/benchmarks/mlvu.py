@@ -40,8 +40,8 @@ def load(place: Place) -> Questions:
         name = row["video_name"] if row["video_name"].endswith(".mp4") else f"{row['video_name']}.mp4"
         answer = letter_of(row["answer"], options)
         meta = {"task": SAME_KIND.get(kind, kind)}
-        path = media.find(name, f"video/{name}", f"videos/{name}")
-        return Sample(unique(row["question_id"]), str(path), question, answer, "mcq", options, meta)
+        video_path = media.video(name, f"video/{name}", f"videos/{name}")
+        return Sample(unique(row["question_id"]), video_path, question, answer, "mcq", options, meta)
 
     return questions(read_rows(place, SOURCE), sample, lambda row: row["question_id"])
 

@@ -41,8 +41,8 @@ def load(place: Place) -> Questions:
             raise RowError("the gold answer is empty")
         subject = (row.get("metadata") or {}).get("subject") or "unknown"
         meta = {"type": "choice" if kind == "mcq" else "open", "subject": subject}
-        path = media.find(_path(row["video"]))
-        return Sample(unique(row["id"]), str(path), row["question"], answer, kind, options, meta)
+        video_path = media.video(_path(row["video"]))
+        return Sample(unique(row["id"]), video_path, row["question"], answer, kind, options, meta)
 
     return questions(read_rows(place, SOURCE), sample, lambda row: row["id"])
 

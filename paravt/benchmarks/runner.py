@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from paravt.benchmarks.registry import Benchmark
 from paravt.benchmarks.results import UNJUDGED, Result, ResultStore, canonical_hash, unjudged
 from paravt.config import EpisodeConfig, RewardConfig, VisualConfig
+from paravt.data.media import on_this_machine
 from paravt.engines.base import EngineError
 from paravt.protocol import read_choice, read_open, read_span, video_name
 from paravt.reporter import Reporter
@@ -45,12 +46,14 @@ SHAPING = (
     "agent.py",
     "chat.py",
     "conversation.py",
+    "data/media.py",
     "episode.py",
     "footage.py",
     "hashing.py",
     "model.py",
     "prompting.py",
     "rollout.py",
+    "segments.py",
     "times.py",
     "video.py",
 )
@@ -301,7 +304,7 @@ def readable(sample: Sample, answer: str | None) -> bool:
 @lru_cache(maxsize=100_000)
 def video_fingerprint(video: str) -> str:
     """Size, first and last MiB of the file, hashed; "missing" if there is none. Read once per run."""
-    path = next((Path(path) for path in file_paths(video) if Path(path).is_file()), None)
+    path = next((Path(path) for path in file_paths(on_this_machine(video)) if Path(path).is_file()), None)
     if path is None:
         return "missing"
     size = path.stat().st_size

@@ -14,7 +14,7 @@ import re
 from typing import Any
 
 from paravt.benchmarks.registry import Place, Questions
-from paravt.data.media import folder_name, resolve_media
+from paravt.data.media import folder_name, media_path, media_root, on_this_machine, resolve_media
 from paravt.data.published import SOURCES
 from paravt.rollout import LETTERS, Sample, SampleError
 
@@ -110,6 +110,16 @@ class Media:
         self.root, self.repository = place.media, SOURCES[source].repository
         self._by_stem: dict[str, list[Path]] | None = None
 
+    def video(self, *paths: str) -> str:
+        """How a sample names the video that is found: with the usual media root `data/media/owner__name/...`,
+        the same on every machine.
+        """
+        found = self.find(*paths)
+        if self.root == media_root():
+            inside = found.relative_to(self.root / folder_name(self.repository))
+            return media_path(self.repository, inside.as_posix())
+        return str(found)
+
     def find(self, *paths: str, suffixes: Sequence[str] = VIDEO_SUFFIXES) -> Path:
         """The first of `paths` that is here; else the one file whose stem is theirs, wherever it lies.
 
@@ -137,7 +147,7 @@ class Media:
 
 def video_missing(sample: Sample) -> str | None:
     """Why a question about a video that is not on this machine is skipped."""
-    path = Path(sample.video)
+    path = Path(on_this_machine(sample.video))
     return None if path.is_file() else f"the video {path.name} is not on this machine"
 
 

@@ -29,9 +29,9 @@ def load(place: Place, subtitles: bool = False) -> Questions:
         if subtitles:
             block, meta["subtitles"] = _subtitles(media, video, place)
             question = f"{block}\n\n{question}" if block else question
-        path = media.find(f"data/{video}.mp4", f"data/{video}.MP4", f"data/{video}.mkv")
+        video_path = media.video(f"data/{video}.mp4", f"data/{video}.MP4", f"data/{video}.mkv")
         answer = letter_of(row["answer"], options)
-        return Sample(unique(row["question_id"]), str(path), question, answer, "mcq", options, meta)
+        return Sample(unique(row["question_id"]), video_path, question, answer, "mcq", options, meta)
 
     return questions(read_rows(place, SOURCE), sample, lambda row: row["question_id"])
 

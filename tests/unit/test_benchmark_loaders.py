@@ -10,6 +10,7 @@ import pytest
 
 from paravt.benchmarks import PUBLISHED, Place, get, names
 from paravt.benchmarks.registry import estimate_tokens
+from paravt.benchmarks.runner import video_fingerprint
 from paravt.benchmarks.subtitles import Line, read_json_lines, read_srt, shown
 from paravt.benchmarks.tables import letter_of, split_options
 from paravt.data.media import resolve_media
@@ -192,6 +193,17 @@ def test_charades_times_are_those_that_were_annotated(place):
         "its span 7.0 to 7.0 s is empty or inverted",
         "its caption is empty",
     ]
+
+
+def test_with_the_usual_media_root_a_video_has_the_same_name_everywhere(tmp_path, clip, monkeypatch):
+    for root in ("here", "there"):
+        monkeypatch.setenv("PARAVT_MEDIA_ROOT", str(tmp_path / root))
+        place = Place(tables=tmp_path / "hub", media=tmp_path / root)
+        write_split(place, "lvbench", 2, clip)
+        found = get("lvbench").load(place).samples
+        assert [sample.video for sample in found] == ["data/media/lmms-lab__LVBench/lb0.mp4"] * 2
+        assert get("lvbench").skip(found[0]) is None
+        assert video_fingerprint(found[0].video) != "missing"
 
 
 def test_a_path_that_leaves_the_media_root_is_no_question(place):
