@@ -6,7 +6,7 @@ in a chosen benchmark, by content, are set aside if data.hub.drop_overlap says s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 import json
 from pathlib import Path
@@ -64,12 +64,41 @@ class Prepared:
         }
 
 
-def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], None]) -> Prepared:
-    """Convert the tables in `folder`. Raises ValueError for media of the manifest that the root lacks."""
+@dataclass
+class Source:
+    """The training tables and what is known of their media. `named` gives contents by path in tables,
+    `facts` what opening them gave.
+    """
+
+    config: HubConfig
+    files: list[Path]
+    manifest: dict[str, MediaFile]
+    resolver: Resolver
+    named: dict[str, str]
+    facts: dict[str, VideoFacts]
+
+    @property
+    def repository(self) -> str:
+        return self.config.media.repository
+
+    def video_of(self, path: str) -> str:
+        return media_path(self.repository, path)
+
+
+def open_source(
+    params: Params,
+    folder: Path,
+    besides: Iterable[str] = (),
+    progress: Callable[[int, int, str], None] = lambda done, total, note: None,
+) -> Source:
+    """The tables in `folder`, their media opened, and the videos `besides`.
+
+    Raises ValueError for media of the manifest that the root lacks.
+    """
     config = params.data.hub
     if config is None:
         raise ValueError("data.hub is null, so there are no published rows to prepare")
-    store, repository = MediaStore(media_root()), config.media.repository
+    store = MediaStore(media_root())
     everything = read_manifest(folder / MANIFEST)
     lacking = [file for file in everything if store.lacks(file)]
     if lacking:
@@ -77,36 +106,32 @@ def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], No
             f"{len(lacking)} of {len(everything)} files of the manifest are not in {store.root}, first "
             f"{lacking[0].path} of {lacking[0].repository}; run `python -m stages.media` to fetch them"
         )
-    manifest = {file.path: file for file in everything if file.repository == repository}
+    manifest = {file.path: file for file in everything if file.repository == config.media.repository}
     files = sorted((folder / folder_name(config.training.repository)).rglob("*.parquet"))
     resolver = Resolver(manifest, chosen_buckets(config))
     wanted = wanted_media(config, files, resolver)
-    benchmarks, set_aside = load_benchmarks(config, folder)
-    named = {media_path(repository, path): manifest[path].sha256 for path in wanted}
-    asked = {str(row.data["video"]) for rows in benchmarks.values() for row in rows}
+    named = {media_path(config.media.repository, path): manifest[path].sha256 for path in wanted}
     facts = learn_facts(
         store,
-        named | {video: sha256_of(on_this_machine(video)) for video in sorted(asked)},
+        named | {video: sha256_of(on_this_machine(video)) for video in sorted(besides)},
         config.opened_videos,
         params.visual.read_timeout_s,
         config.workers,
         progress,
     )
-    if config.drop_overlap:
-        homes = {
-            sha256_of(on_this_machine(str(row.data["video"]))): name
-            for name, rows in benchmarks.items()
-            for row in rows
-        }
-        training_facts = {
-            video: VideoFacts(problem=f"it is in benchmark {homes[sha256]}: {video}")
-            if sha256 in homes
-            else facts[video]
-            for video, sha256 in named.items()
-        }
-    else:
-        training_facts = facts
-    known = {path: training_facts[media_path(repository, path)] for path in wanted}
+    return Source(config, files, manifest, resolver, named, facts)
+
+
+def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], None]) -> Prepared:
+    """Convert the tables in `folder`. Raises ValueError for media of the manifest that the root lacks."""
+    if params.data.hub is None:
+        raise ValueError("data.hub is null, so there are no published rows to prepare")
+    benchmarks, set_aside = load_benchmarks(params.data.hub, folder)
+    homes = {str(row.data["video"]): name for name, rows in benchmarks.items() for row in rows}
+    source = open_source(params, folder, homes, progress)
+    config, facts = source.config, source.facts
+    known = _held_out(source, homes) if config.drop_overlap else facts
+    known = {path: known[source.video_of(path)] for path in source.manifest if source.video_of(path) in known}
     rules = Rules(
         budgets=tuple(params.budget.choices),
         max_turns=params.episode.max_turns,
@@ -117,9 +142,16 @@ def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], No
         reports=read_reports(WRITTEN_REPORTS) if config.reports == "model" else None,
     )
     traces, sft = sft_rows(
-        sft_tables(files, config.sft_splits), config.sft_rows, resolver, repository, known, rules
+        sft_tables(source.files, config.sft_splits),
+        config.sft_rows,
+        source.resolver,
+        source.repository,
+        known,
+        rules,
     )
-    samples, rl = rl_questions(rl_tables(files), config.rl_rows, resolver, repository, known)
+    samples, rl = rl_questions(
+        rl_tables(source.files), config.rl_rows, source.resolver, source.repository, known
+    )
     used = {trace.sample.video for trace in traces} | {sample.video for sample in samples}
     for rows in benchmarks.values():
         for row in rows:
@@ -132,12 +164,23 @@ def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], No
         benchmarks,
         {"published_sft": sft, "published_rl": rl},
         facts,
-        [file for path, file in sorted(manifest.items()) if media_path(repository, path) in used],
-        resolver.report(),
+        [file for path, file in sorted(source.manifest.items()) if source.video_of(path) in used],
+        source.resolver.report(),
         set_aside,
         config.drop_overlap,
         config.max_set_aside,
     )
+
+
+def _held_out(source: Source, homes: Mapping[str, str]) -> dict[str, VideoFacts]:
+    """The facts, in which a training video whose content is in a benchmark is not to be used."""
+    contents = {sha256_of(on_this_machine(video)): name for video, name in homes.items()}
+    return {
+        video: VideoFacts(problem=f"it is in benchmark {contents[sha256]}: {video}")
+        if sha256 in contents
+        else source.facts[video]
+        for video, sha256 in source.named.items()
+    }
 
 
 def load_benchmarks(config: HubConfig, folder: Path) -> tuple[dict[str, list[Row]], dict[str, int]]:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 import hashlib
+import json
 import logging
 from pathlib import Path
 import re
@@ -74,6 +75,8 @@ class Catalogue:
     packed: dict[str, tuple[Bundle, Member]] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
     """Archives and members that cannot be read, by path, with what is wrong."""
+    contents: dict[Bundle, dict[str, str]] = field(default_factory=dict)
+    """What was unpacked from each archive so far: path -> SHA-256."""
 
     @property
     def paths(self) -> set[str]:
@@ -196,8 +199,9 @@ def _unpack_whole(client: Client, catalogue: Catalogue, bundle: Bundle, members:
     """Download an archive, unpack all its members, remove it."""
     remote = catalogue.remote
     with FileLock(client.store.lock(f"archive-{bundle.key}")), ExitStack() as stack:
+        catalogue.contents.pop(bundle, None)  # read anew: another worker may have been here
         if all(_is_here(client, catalogue, member.path) for member in members):
-            return  # another worker was here
+            return
         blobs = [client.blob(remote, part) for part in bundle.parts]
         opened = [stack.enter_context(open(blob, "rb")) for blob in blobs]
         with Archive(_joined(opened, bundle), f"{remote.repository}: {bundle.name}", bundle.size) as archive:
@@ -215,6 +219,7 @@ def _read_members(client: Client, catalogue: Catalogue, bundle: Bundle, members:
             _take(client, catalogue, archive, members)
 
     with FileLock(client.store.lock(f"archive-{bundle.key}")):
+        catalogue.contents.pop(bundle, None)
         client.patiently(read, f"{remote.repository}: {bundle.name}")
     client.progress.add(sum(member.size for member in members))
 
@@ -233,6 +238,10 @@ def _take(client: Client, catalogue: Catalogue, archive: Archive, members: Seque
             continue
         store.adopt(aside, sha256)
         store.show(repository, member.path, sha256)
+        bundle, _ = catalogue.packed[member.path]
+        _unpacked(client, catalogue, bundle)[member.path] = sha256
+        with open(_record(client, bundle), "a", encoding="utf-8") as file:
+            file.write(json.dumps([member.path, sha256]) + "\n")
 
 
 def _by_bundle(catalogue: Catalogue, paths: Iterable[str]) -> dict[Bundle, list[Member]]:
@@ -245,14 +254,33 @@ def _by_bundle(catalogue: Catalogue, paths: Iterable[str]) -> dict[Bundle, list[
 
 
 def _is_here(client: Client, catalogue: Catalogue, path: str) -> bool:
-    """Whether a path leads to what the commit has there: its content, of a member its size."""
+    """Whether a path leads to what the commit has there: the plain file's content, or the member's as it was
+    unpacked from this very archive.
+    """
     sha256 = client.store.shown(catalogue.remote.repository, path)
     if sha256 is None:
         return False
     if path in catalogue.plain:
         file = catalogue.plain[path]
         return sha256 == (file.sha256 or client.store.known(file.git_oid))
-    return client.store.blob(sha256).stat().st_size == catalogue.packed[path][1].size
+    return _unpacked(client, catalogue, catalogue.packed[path][0]).get(path) == sha256
+
+
+def _unpacked(client: Client, catalogue: Catalogue, bundle: Bundle) -> dict[str, str]:
+    """path -> SHA-256 of what was unpacked from an archive, by whichever worker; a torn line is nothing."""
+    if bundle not in catalogue.contents:
+        found = {}
+        record = _record(client, bundle)
+        for line in record.read_text(encoding="utf-8").splitlines() if record.is_file() else ():
+            with suppress(ValueError):
+                path, sha256 = json.loads(line)
+                found[path] = sha256
+        catalogue.contents[bundle] = found
+    return catalogue.contents[bundle]
+
+
+def _record(client: Client, bundle: Bundle) -> Path:
+    return client.store.listing(bundle.key).with_suffix(".unpacked.jsonl")
 
 
 def _manifest_row(client: Client, catalogue: Catalogue, path: str) -> MediaFile | None:

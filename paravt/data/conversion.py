@@ -115,7 +115,30 @@ def window_key(video: str, start_s: float, end_s: float) -> tuple[str, float, fl
     return video, round(start_s, 1), round(end_s, 1)
 
 
-def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> Outcome:
+def wanted_reports(
+    row: Mapping[str, Any],
+    find: Callable[[str], str],
+    video_of: Callable[[str], str],
+    facts_of: Callable[[str], VideoFacts],
+) -> list[tuple[str, float, float]]:
+    """The windows of a row whose frames came back without words, for a model to report on.
+
+    None for a row that cannot be used: it is counted when it is converted.
+    """
+    try:
+        messages, video, duration_s = _opened(row, find, video_of, facts_of)
+        return [
+            window_key(video, *_window(call, duration_s))
+            for step in _read(messages[1:])[0]
+            for call, report in zip(step.calls, step.reports, strict=True)
+            if report is None
+        ]
+    except RowError:
+        return []
+
+
+def _opened(row, find, video_of, facts_of) -> tuple[list[dict[str, Any]], str, float]:
+    """The messages without the system's, the path that tables write for the video, and its seconds."""
     messages = [m for m in read_messages(row.get("messages")) if m["role"] != "system"]
     if not messages or messages[0]["role"] != "user":
         raise RowError("its first message is not the user's")
@@ -123,15 +146,19 @@ def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> O
     if len(urls) != 1:
         raise RowError("it has no video or image" if not urls else "it has several videos or images")
     path = find(urls[0])
-    video = video_of(path)
     facts = facts_of(path)
     if facts.problem or facts.duration_s is None:
         raise RowError(f"its video cannot be used ({(facts.problem or 'no duration').partition(':')[0]})")
+    return messages, video_of(path), facts.duration_s
+
+
+def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> Outcome:
+    messages, video, duration_s = _opened(row, find, video_of, facts_of)
     steps, last = _read(messages[1:])
     asked = read_question(text_of(messages[0]))
     kind, gold = read_gold(last.answer, asked, None)
     if kind == "tvg":
-        gold = inside(gold, facts.duration_s)
+        gold = inside(gold, duration_s)
     sample = Sample(
         id=identity,
         video=video,
@@ -139,20 +166,20 @@ def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> O
         answer=gold,
         question_type=kind,
         options=asked.options if kind == "mcq" else (),
-        meta={"source": source, "duration_s": facts.duration_s},
+        meta={"source": source, "duration_s": duration_s},
     )
-    steps = _with_reports(steps, last.think or "", video, facts.duration_s, rules)
-    joined = _merged(steps, facts.duration_s, rules) if rules.merge else steps
+    steps = _with_reports(steps, last.think or "", video, duration_s, rules)
+    joined = _merged(steps, duration_s, rules) if rules.merge else steps
     if len(joined) > rules.max_turns:
         raise RowError(f"it has {len(joined)} tool turns, more than max_turns {rules.max_turns}")
     turns: list[TraceTurn] = []
     for step in joined:
-        turns.append(TraceTurn("assistant", _dispatch(step, sample, facts.duration_s, rules)))
+        turns.append(TraceTurn("assistant", _dispatch(step, sample, duration_s, rules)))
         turns.append(TraceTurn("tool", results=tuple(report or "" for report in step.reports)))
     turns.append(TraceTurn("assistant", f"<think>\n{last.think}\n</think>\n<answer>{last.answer}</answer>"))
     budget = rules.budgets[stable_hash(rules.seed, "sft budget", identity) % len(rules.budgets)]
     trace = TraceRow(identity, sample, budget, "main", tuple(turns))
-    _judge(trace, facts.duration_s)
+    _judge(trace, duration_s)
     before = [_squeezed(text_of(message)) for message in messages[1:]]
     same = before == [_squeezed(_published(turn)) for turn in turns]
     return Outcome("passed" if same else "converted", trace=trace, merged=len(steps) - len(joined))

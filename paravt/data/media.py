@@ -3,7 +3,7 @@
     ROOT/blobs/ab/ab12...        content, named by its SHA-256
     ROOT/owner__name/path        a relative link to its blob
     ROOT/git/cd/cd34...          a link from git's SHA-1 of a small file to its blob
-    ROOT/archives/KEY.json       the list of an archive's members
+    ROOT/archives/KEY...         the list of an archive's members, and what was unpacked from it
     ROOT/parts, ROOT/locks       downloads under way
 
 ROOT is the folder that PARAVT_MEDIA_ROOT names, or data/media. Blobs and links appear by one rename each, so

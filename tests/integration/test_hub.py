@@ -333,6 +333,22 @@ def test_what_is_broken_inside_an_archive_is_named_and_the_rest_arrives(tmp_path
     assert "cut.zip cannot be read as an archive" in held.problems["cut.zip"]
 
 
+def test_another_commit_of_an_archive_replaces_what_it_changed(tmp_path, serve):
+    served = tmp_path / "served"
+    write_zip(served / "one.zip", {"in/same.mp4": b"s" * 99, "in/other.mp4": b"1" * 99})
+    serve([Repository("o/n", served)])
+    [before, same], _ = files_of(tmp_path / "root")
+    write_zip(served / "one.zip", {"in/same.mp4": b"s" * 99, "in/other.mp4": b"2" * 99})
+    serve([Repository("o/n", served)])
+    [after, still], _ = files_of(tmp_path / "root")
+    assert (still.sha256, after.revision) == (same.sha256, still.revision) != (same.sha256, before.revision)
+    assert resolve_media(tmp_path / "root", "o/n", "in/other.mp4").read_bytes() == b"2" * 99
+    store = MediaStore(tmp_path / "root")
+    assert (
+        store.lacks(before) == "another content than the manifest's" and store.blob(before.sha256).is_file()
+    )
+
+
 def _fill(endpoint: str, root: Path) -> None:
     os.environ["HF_ENDPOINT"] = endpoint
     files_of(root)
