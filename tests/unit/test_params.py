@@ -48,7 +48,7 @@ def test_params_yaml_is_the_tiny_composition_with_its_header():
     assert "discards hand edits" in HEADER
 
 
-@pytest.mark.parametrize("scale", ["tiny", "smoke"])
+@pytest.mark.parametrize("scale", ["tiny", "smoke", "paravt_mini"])
 @pytest.mark.parametrize("method", METHODS)
 def test_each_composition_can_be_run(scale, method):
     params = check(compose([f"scale={scale}", f"method={method}"]))
@@ -183,3 +183,29 @@ def test_one_spelling_per_value():
 def test_digest_depends_on_values_and_not_on_order(values):
     assert digest(values) == digest(dict(reversed(values.items())))
     assert digest(values) != digest(values | {"abcd": 1})
+
+
+def test_the_vllm_engine_is_composed_whole():
+    data = compose(["engine=vllm"])
+    assert check(data).model_dump(mode="json") == data
+    assert data["engine"]["name"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["engine.name=vlm"], 'engine.name is "vlm" (did you mean vllm?); write one of transformers, vllm'),
+        (["~engine.name"], "engine.name is missing; add it"),
+        (["engine=vllm", "engine.servers=0"], "engine.servers is 0; write a number of at least 1"),
+        (["engine=vllm", "+engine.retrys=1"], "engine.retrys is not a parameter (did you mean retries?)"),
+        (["engine.max_batch_tokens=0"], "engine.max_batch_tokens is 0; write a number above 0"),
+        (
+            ["engine=vllm", "engine.max_sequences=4"],
+            "grpo.group_size is 8, but a server decodes engine.max_sequences 4 at a time; write 8 or more",
+        ),
+    ],
+)
+def test_a_wrong_engine_is_told_by_its_own_fields(overrides, sentence):
+    with pytest.raises(ParamsError) as told:
+        check(compose(overrides))
+    assert sentence in str(told.value)

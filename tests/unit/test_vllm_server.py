@@ -314,3 +314,30 @@ def test_weights_that_are_not_tied_stay_where_they_are(tmp_path):
     (tmp_path / "config.json").write_text('{"tie_word_embeddings": true}')
     with pytest.raises(EngineError, match="holds no weights"):
         with_head(tmp_path, tmp_path / "aside")
+
+
+def test_serve_becomes_the_server_with_the_flags_of_params_yaml(monkeypatch, tmp_path, capsys):
+    from paravt import cli
+
+    monkeypatch.chdir(tmp_path)
+    settings = {
+        "visual": {"min_pixels": 1024, "max_pixels": 2048},
+        "budget": {"choices": [4, 24]},
+        "engine": {"name": "vllm", "dtype": "bfloat16"},
+    }
+    (tmp_path / "params.yaml").write_text(json.dumps(settings))
+    pretend(tmp_path, monkeypatch, "exit 0")
+    monkeypatch.delenv(KEY, raising=False)
+    assert cli.main(["serve", str(tiny_folder())]) == cli.UNUSABLE
+    assert f"set {KEY}" in capsys.readouterr().err
+
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *words: started.append(words))
+    monkeypatch.setenv(KEY, "s3cret")
+    cli.main(["serve", str(tiny_folder()), "--port", "8123"])
+    [(path, command, env)] = started
+    assert path == str(tmp_path / "python") and env["VLLM_API_KEY"] == "s3cret"
+    given_ = dict(zip(command[3::2], command[4::2], strict=False))
+    assert (given_["--host"], given_["--port"], given_["--dtype"]) == ("127.0.0.1", "8123", "bfloat16")
+    assert json.loads(given_["--limit-mm-per-prompt"])["image"] == 24
+    assert "s3cret" not in capsys.readouterr().out
