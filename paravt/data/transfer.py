@@ -84,7 +84,9 @@ class Progress:
             if now - self._told < 0.5 and self.done < self.total:
                 return
             self._told = now
-            self.reporter.progress(self.done // 2**20, max(self.total, self.done) // 2**20, "MiB downloaded")
+            total = max(self.total, self.done)
+            unit, name = (2**20, "MiB") if total >= 2**24 else (2**10, "KiB")
+            self.reporter.progress(self.done // unit, total // unit, f"{name} downloaded")
 
 
 class Client:

@@ -23,15 +23,25 @@ FRAME = {
     "stages.command",
     "stages.definition",
     "stages.environment",
+    "stages.media",
     "stages.outputs",
     "stages.params",
     "stages.scratch",
 }
 
+_REWARDS = (".accuracy", ".format", ".published", ".score", ".tool")
+
+# Where media come from; each is compared with the checksum in the table of media, so they are the same ones.
+FRAME |= {f"paravt.data.{name}" for name in ("archives", "catalogue", "hub", "published", "transfer")}
+
 # Imported for their names or for a check; a change of them does not change what the stage writes.
 BY_THE_WAY = {
     "download": {"paravt.chat", "paravt.conversation", "paravt.model"},
-    "validate": {"paravt.conversation"},
+    "validate": {
+        "paravt.conversation",
+        "paravt.weights",
+        *(f"paravt.rewards{name}" for name in ("", *_REWARDS)),  # named by the benchmarks, scored elsewhere
+    },
     "report": {"paravt.conversation", "paravt.rollout"},
 }
 
