@@ -42,7 +42,7 @@ BY_THE_WAY = {
         "paravt.weights",
         *(f"paravt.rewards{name}" for name in ("", *_REWARDS)),  # named by the benchmarks, scored elsewhere
     },
-    "report": {"paravt.conversation", "paravt.rollout"},
+    "report": {"paravt.conversation", "paravt.data.media", "paravt.rollout", "paravt.weights"},
 }
 
 
