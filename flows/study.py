@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from pathlib import Path
 import sys
 import time
@@ -24,7 +25,7 @@ from stages.command import command, fail
 from stages.tracking import Stopped
 from stages.tracking.lifeline import lifeline
 
-GROUPS = ("start", "main", "variants")
+GROUPS = ("start", "main", "variants", "base", "other_start", "other_bases")
 HERE = Path("study")
 
 
@@ -35,12 +36,12 @@ def runs_of(root: Path, groups: Sequence[str]) -> list[str]:
     """
     from dvc.repo import Repo
 
-    names = [
-        stage.name for stage in Repo(str(root / HERE)).index.stages if stage.name.split("@")[0] in groups
-    ]
-    return sorted(
-        names, key=lambda name: (groups.index(name.split("@")[0]), name.rpartition("-")[2].zfill(9))
-    )
+    names = [stage.name for stage in Repo(str(root / HERE)).index.stages if _group(stage.name) in groups]
+    return sorted(names, key=lambda name: (GROUPS.index(_group(name)), name.rpartition("-")[2].zfill(9)))
+
+
+def _group(name: str) -> str:
+    return name.split("@")[0]
 
 
 def run_study(root: Path, groups: Sequence[str], jobs: int = 1) -> list[str]:
@@ -62,10 +63,15 @@ def run_study(root: Path, groups: Sequence[str], jobs: int = 1) -> list[str]:
             print("\n".join(seen[-20:]), file=sys.stderr, flush=True)
         return not code
 
+    failed: list[str] = []
+    places = {name: place for place, name in enumerate(names, 1)}
     with ThreadPoolExecutor(jobs) as pool:
-        ended = list(pool.map(one, range(1, len(names) + 1), names))
-    print(f"{sum(ended)} of {len(names)} runs, {time.monotonic() - started:.0f} s", flush=True)
-    return [name for name, well in zip(names, ended, strict=True) if not well]
+        for _, group in groupby(names, key=_group):  # a group may read what the one before it made
+            part = list(group)
+            ended = pool.map(one, [places[name] for name in part], part)
+            failed += [name for name, well in zip(part, ended, strict=True) if not well]
+    print(f"{len(names) - len(failed)} of {len(names)} runs, {time.monotonic() - started:.0f} s", flush=True)
+    return failed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

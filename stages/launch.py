@@ -24,29 +24,29 @@ LAYOUTS = {"none": "replicated", "fsdp2": "fsdp2"}
 STARTED = "LOCAL_RANK"  # the launcher tells each process its number
 
 
-def launcher(module: str, train: TrainConfig) -> list[str]:
-    """The command that runs `module` in the processes of `train`."""
+def launcher(module: str, train: TrainConfig, count: int) -> list[str]:
+    """The command that runs `module` in `count` processes."""
     layout = ROOT / "conf" / "accelerate" / f"{LAYOUTS[train.sharding]}.yaml"
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(layout)]
     # a free port: two trainings on a machine do not meet
-    return [*command, "--num_processes", str(train.processes), "--main_process_port", "0", "-m", module]
+    return [*command, "--num_processes", str(count), "--main_process_port", "0", "-m", module]
 
 
-def spread(module: str, train: TrainConfig) -> None:
-    """Become the launcher of the processes, if several are asked for and this is not one of them."""
-    if train.processes == 1 or STARTED in os.environ:
+def spread(module: str, train: TrainConfig, count: int) -> None:
+    """Become the launcher of `count` processes, unless it is one or this is one of them."""
+    if count == 1 or STARTED in os.environ:
         return
     import torch
 
     if not torch.cuda.is_available():
         os.environ["ACCELERATE_USE_CPU"] = "true"
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // train.processes)))
-    elif torch.cuda.device_count() < train.processes:
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    elif torch.cuda.device_count() < count:
         raise ValueError(
-            f"train.processes is {train.processes}, but there are {torch.cuda.device_count()} GPUs; "
-            "write that many, or set CUDA_VISIBLE_DEVICES"
+            f"train.processes asks for {count} GPUs, but there are {torch.cuda.device_count()}; write that many, "
+            "or set CUDA_VISIBLE_DEVICES"
         )
-    command = launcher(module, train)
+    command = launcher(module, train, count)
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(command[0], command)

@@ -38,16 +38,16 @@ def para_grpo(params: Params, reporter: StageReporter | Follower) -> None:
     from paravt.parallel import is_first
     from stages.curves import write_curves
 
-    result = post_train(params, reporter, reporter.scratch.folder, MODEL)
+    result = post_train(params, reporter, reporter.scratch.folder, START, MODEL)
     if is_first():
         publish(REPORT, lambda folder: write_curves(folder, result))
 
 
 def post_train(
-    params: Params, reporter: StageReporter | Follower, scratch: Path, target: Path
+    params: Params, reporter: StageReporter | Follower, scratch: Path, start: Path, target: Path
 ) -> TrainResult:
-    """Train models/sft on data/prepared/rl.jsonl, from the last checkpoint in `scratch` if there is one; the
-    trained model's folder is `target`, whole or absent.
+    """Train the model in `start` on data/prepared/rl.jsonl, from the last checkpoint in `scratch` if there is
+    one; the trained model's folder is `target`, whole or absent.
     """
     import torch
 
@@ -58,20 +58,20 @@ def post_train(
     samples = read_samples(DATA)
     reporter.know(samples)
     dtype = getattr(torch, params.train.dtype)
-    model = load_model(START, dtype, params.train.attention)
-    encoder = load_encoder(START, params.visual)
+    model = load_model(start, dtype, params.train.attention)
+    encoder = load_encoder(start, params.visual)
     setup = GRPOSetup.of(params)
-    with _engine(params, encoder, model, scratch) as engine:
+    with _engine(params, start, encoder, model, scratch) as engine:
         result = train(model, None, engine, encoder, samples, setup, reporter, scratch)
         if engine is not None:
             reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
-    write_model_folder(model, START, target, dtype)
+    write_model_folder(model, start, target, dtype)
     return result
 
 
 @contextmanager
 def _engine(
-    params: Params, encoder: ChatEncoder, model: Qwen3VLForConditionalGeneration, scratch: Path
+    params: Params, start: Path, encoder: ChatEncoder, model: Qwen3VLForConditionalGeneration, scratch: Path
 ) -> Iterator[Engine | None]:
     """The engine of this process; None where the first one has the servers for all."""
     from paravt.engines.factory import make_engine
@@ -89,7 +89,7 @@ def _engine(
         shared, device = None, "cuda" if torch.cuda.is_available() else None
     # else the engine samples from the very weights that are trained
     with make_engine(
-        params.engine, START, encoder, limits, shared, device, log_folder=scratch / "vllm"
+        params.engine, start, encoder, limits, shared, device, log_folder=scratch / "vllm"
     ) as engine:
         yield engine
 
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     with command("para_grpo"):
         params = parameters.load()
-        spread("stages.para_grpo", params.train)
+        spread("stages.para_grpo", params.train, params.train.rl_processes or params.train.processes)
         with shared_run("para_grpo", params) as reporter:
             para_grpo(params, reporter)
     return 0

@@ -196,7 +196,7 @@ def corpus(pool: list[Clip], seed: int) -> list[str]:
 
 def train(args) -> None:
     work = Path(args.work)
-    pool = make_pool(args.clips, args.seed, Path(args.videos or work / "videos"))
+    pool = make_pool(args.clips, args.seed, work / "videos")
     print(f"{len(pool)} clips", flush=True)
     state_path = work / "state.pt"
     tokenizer_folder = Path(args.start or work / "tokenizer")
@@ -254,7 +254,6 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--out", default="models/tiny-base", help="folder of the finished model")
     parser.add_argument("--work", default=".scratch/pretrain", help="videos, tokenizer and checkpoint")
-    parser.add_argument("--videos", default=None, help="folder of the rendered clips (WORK/videos)")
     parser.add_argument("--start", default=None, help="model folder to go on from instead of fresh weights")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--steps", type=int, default=7000)

@@ -12,6 +12,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 import sys
+from typing import TYPE_CHECKING
 
 from paravt.checkpoints import publish
 from paravt.config import Params
@@ -20,28 +21,42 @@ from stages.command import command
 from stages.launch import Follower, shared_run, spread
 from stages.tracking import StageReporter
 
+if TYPE_CHECKING:
+    from paravt.training import TrainResult
+
 DATA, BASE = Path("data/prepared/sft.jsonl"), Path("models/base")
 MODEL, REPORT = Path("models/sft"), Path("reports/sft")
 
 
 def sft(params: Params, reporter: StageReporter | Follower) -> None:
+    from paravt.parallel import is_first
+    from stages.curves import write_curves
+
+    result = cold_start(params, reporter, reporter.scratch.folder, BASE, MODEL)
+    if is_first():
+        publish(REPORT, lambda folder: write_curves(folder, result))
+
+
+def cold_start(
+    params: Params, reporter: StageReporter | Follower, scratch: Path, base: Path, target: Path
+) -> TrainResult:
+    """Train the model in `base` on data/prepared/sft.jsonl, from the last checkpoint in `scratch` if there is
+    one; the trained model's folder is `target`, whole or absent.
+    """
     import torch
 
     from paravt.data.schema import read_traces
     from paravt.model import load_encoder, load_model
-    from paravt.parallel import is_first
     from paravt.sft import SFTSetup, train
     from paravt.training import write_model_folder
-    from stages.curves import write_curves
 
     traces = read_traces(DATA)
     dtype = getattr(torch, params.train.dtype)
-    model = load_model(BASE, dtype, params.train.attention)
-    encoder = load_encoder(BASE, params.visual)
-    result = train(model, encoder, traces, SFTSetup.of(params), reporter, reporter.scratch.folder)
-    if is_first():
-        publish(REPORT, lambda folder: write_curves(folder, result))
-    write_model_folder(model, BASE, MODEL, dtype)
+    model = load_model(base, dtype, params.train.attention)
+    encoder = load_encoder(base, params.visual)
+    result = train(model, encoder, traces, SFTSetup.of(params), reporter, scratch)
+    write_model_folder(model, base, target, dtype)
+    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     with command("sft"):
         params = parameters.load()
-        spread("stages.sft", params.train)
+        spread("stages.sft", params.train, params.train.processes)
         with shared_run("sft", params) as reporter:
             sft(params, reporter)
     return 0

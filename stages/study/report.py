@@ -61,6 +61,11 @@ COLUMNS = (
     "ran per episode. Brackets hold 95 % intervals from a bootstrap over training seeds and questions "
     "(over seeds alone for f_tau and kappa). base and SFT were not trained here and were asked once."
 )
+OTHER_BASES = (
+    "The same architecture and abilities with other habits (`study/arms.yaml`, `stages/study/base.py`): "
+    "without loose formats, with twice as many, and without the habit of calling the tool. Each was cold "
+    "started by the same SFT."
+)
 FINDINGS = (
     "Ours is the paired difference that the statement is about, with its 95 % interval over questions and "
     "seeds: compliance at temperature 1 and accuracy in percentage points, f_tau and kappa as they are. "
@@ -86,7 +91,9 @@ def build(study: Study, runs: Runs) -> tuple[list[Block], dict[str, Any]]:
     trained: list[Column] = [COMPLIANCE_IN_TRAINING, FORMAT_IN_TRAINING, CALLS_IN_TRAINING]
     columns: list[Column] = [*compliance, *accuracy, *calls, *trained]
     main = [name for name in (*STARTS, *MAIN) if name in runs]
-    others = [name for name in runs if name not in main]
+    pairs = [base for base in study.bases if {base, f"{base}_para", f"{base}_vanilla"} <= set(runs)]
+    based = [name for name in runs if study.arm(name).start.name in study.bases]
+    others = [name for name in runs if name not in (*main, *based)]
     found = findings(runs, lambda budget: figures.accuracy(budget, "all"), compliance[-1], calls[-1], budgets)
     blocks: list[Block] = [
         Heading(TITLE, 1),
@@ -107,6 +114,13 @@ def build(study: Study, runs: Runs) -> tuple[list[Block], dict[str, Any]]:
             Heading("One thing changed"),
             _columns_table(study, runs, shown, columns, COLUMNS),
             _changes(study, runs, others, columns),
+        ]
+    if pairs:
+        blocks += [
+            Heading("Other bases"),
+            Paragraph(OTHER_BASES),
+            _columns_table(study, runs, based, columns, COLUMNS),
+            _contrast(study, runs, pairs, columns),
         ]
     return blocks, _numbers(runs, columns, found)
 
@@ -143,6 +157,19 @@ def _columns_table(
         ]
         for name in names
     ]
+    return Table(["", *(column.label for column in columns)], rows, caption)
+
+
+def _contrast(study: Study, runs: Runs, bases: Sequence[str], columns: Sequence[Column]) -> Table:
+    """PARA-GRPO minus vanilla GRPO: from the tiny base's start, then from the others."""
+    pairs = {study.arm("sft").label: ("vanilla_grpo", "para_grpo")}
+    pairs |= {study.arm(base).label: (f"{base}_vanilla", f"{base}_para") for base in bases}
+    rows = []
+    for label, (first, second) in pairs.items():
+        found = [difference_of(column, runs.get(first, ()), runs.get(second, ())) for column in columns]
+        cells = [difference(item, column.percent) for item, column in zip(found, columns, strict=True)]
+        rows.append([label, *cells])
+    caption = "PARA-GRPO minus vanilla GRPO by start, paired by seed and question, with 95 % intervals."
     return Table(["", *(column.label for column in columns)], rows, caption)
 
 

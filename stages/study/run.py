@@ -1,10 +1,11 @@
-"""One run of the study: `python -m stages.study.run ARM SEED`, or `base` or `sft` for a start.
+"""One run of the study: `python -m stages.study.run ARM SEED`, or `base`, `sft` or a base's name for a start.
 
-An arm trains models/sft by PARA-GRPO under its overrides of conf/ (study/arms.yaml), then answers the
-questions of the evaluation stage: greedily at each frame budget, and sampled for format compliance. The
-trained weights are not kept; study/results/ARM-SEED.json holds a value per question and per step.
+An arm trains its start (models/sft, if it names none) by PARA-GRPO under its overrides of conf/
+(study/arms.yaml), then answers the questions of the evaluation stage: greedily at each frame budget, and
+sampled for format compliance. The trained weights are not kept; study/results/ARM-SEED.json holds a value per
+question and per step.
 
-Reads study/arms.yaml, conf/, data/prepared/{rl,eval}.jsonl with their videos and models/sft. A run that was
+Reads study/arms.yaml, conf/, data/prepared/{rl,eval}.jsonl with their videos and the start. A run that was
 killed goes on from its last checkpoint and from the answers it has.
 """
 
@@ -28,7 +29,6 @@ from stages.study.arms import Arm, read_study
 from stages.study.record import Record, read_curves, write_record
 from stages.tracking import StageReporter, stage_run
 
-MODELS = Path("models")
 RESULTS, SCRATCH = Path("study/results"), Path(".scratch/study")
 EVALUATION_SEED = 1  # the same frame budgets and draws for every run, whatever seed it was trained with
 
@@ -36,11 +36,11 @@ EVALUATION_SEED = 1  # the same frame budgets and draws for every run, whatever 
 def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
     """Train and ask one arm, or only ask a start; what study/results keeps of it."""
     home = SCRATCH / f"{arm.name}-{seed}-{_fingerprint(arm, params)}"
-    model, curves = MODELS / arm.name, {}
+    model, curves = arm.start, {}
     if arm.trained:
         model = home / "model"
         if not model.is_dir():
-            post_train(params, reporter, home / "training", model)
+            post_train(params, reporter, home / "training", arm.start, model)
         curves = read_curves(home / "training" / "metrics.jsonl")
     needles = benchmarks.get("needles")
     samples = needles.load(Place(needles=PREPARED)).samples
@@ -54,8 +54,7 @@ def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
 
 def _fingerprint(arm: Arm, params: Params) -> str:
     """Two runs with the same one compute the same thing."""
-    start = MODELS / ("sft" if arm.trained else arm.name)
-    return digest(params, [dvc_hash(path) for path in (start, PREPARED, Path("paravt"))])
+    return digest(params, [dvc_hash(path) for path in (arm.start, PREPARED, Path("paravt"))])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("arm", help="an arm of study/arms.yaml, or base or sft")
+    parser.add_argument("arm", help="an arm of study/arms.yaml, or a start")
     parser.add_argument("seed", nargs="?", type=int, default=1, help="training seed (%(default)s)")
     options = parser.parse_args(arguments)
     with command(f"study {options.arm}"):

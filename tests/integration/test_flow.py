@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from flows.plan import inconsistencies, make_plan, read_lock
+from stages.params import read_yaml
 from tests.repository import copy_repository, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.lifecycle, pytest.mark.timeout(600)]
@@ -121,30 +122,32 @@ def test_one_changed_parameter_runs_only_what_depends_on_it(smoke):
 
 def test_the_study_starts_from_the_sft_checkpoint_and_does_nothing_twice(smoke):
     arms = smoke / "study" / "arms.yaml"
-    text = arms.read_text().replace("scale: tiny", "scale: smoke")
-    for line in text.splitlines():
-        if line.startswith("  arms: "):
-            kept = "para_grpo" if "vanilla_grpo," in line else "no_tool_reward"
-            text = text.replace(line, f"  arms: [{kept}]")
-        if line.startswith("  seeds: "):
-            text = text.replace(line, "  seeds: [2]")
-    arms.write_text(text)
+    data = read_yaml(arms) | {"scale": "smoke"}
+    kept = {"main": "para_grpo", "variants": "no_tool_reward", "other_bases": "strict_vanilla"}
+    data |= {group: {"arms": [arm], "seeds": [2]} for group, arm in kept.items()}
+    data["bases"] = {"strict": data["bases"]["strict"] | {"steps": 2, "clips": 3}}
+    data["arms"] = {name: data["arms"][name] for name in kept.values()}
+    arms.write_text(json.dumps(data))
     before = len(tracked(smoke))
     done = run(smoke, "flows.study")
     assert done.returncode == 0, done.stdout[-5000:]
-    for name in ("start@base", "start@sft", "main@para_grpo-2", "variants@no_tool_reward-2"):
+    runs = {"start@base", "start@sft", "main@para_grpo-2", "variants@no_tool_reward-2"}
+    runs |= {"base@strict", "other_start@strict", "other_bases@strict_vanilla-2"}
+    for name in runs:
         assert f"{name}: done" in done.stdout
     report = (smoke / "study/report/report.md").read_text()
     assert "Scale `smoke`" in report and "Training seeds: PARA-GRPO (2)" in report
+    assert (smoke / "study/starts/strict/model.safetensors").is_file()
     results = {path.stem: json.loads(path.read_text()) for path in (smoke / "study/results").iterdir()}
-    assert set(results) == {"base-1", "sft-1", "para_grpo-2", "no_tool_reward-2"}
+    trained = {"para_grpo-2", "no_tool_reward-2", "strict_vanilla-2"}
+    assert set(results) == {"base-1", "sft-1", "strict-1"} | trained
     assert len(results["para_grpo-2"]["curves"]["reward/total"]) == 2
     assert max(results["no_tool_reward-2"]["curves"]["reward/tool"]) == 0
     assert [item["budget"] for item in results["sft-1"]["asked"][:2]] == [4, 8]
     again = run(smoke, "flows.study")
-    assert again.returncode == 0 and again.stdout.count("up to date,") == 4, again.stdout
+    assert again.returncode == 0 and again.stdout.count("up to date,") == len(runs), again.stdout
     names = [item.info.run_name for item in tracked(smoke)]
-    assert len(names) == before + 4 and "study-no_tool_reward" in names
+    assert len(names) == before + len(runs) and "study-no_tool_reward" in names
     assert not list((smoke / ".scratch/study").iterdir())
 
 

@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -150,10 +151,13 @@ def test_every_arm_of_the_study_can_be_run_and_differs_from_para_grpo():
         if arm.trained:
             params = study.params(name, 3)
             assert params.seed == 3 and params.scale == study.scale
-            assert (study.params(name, 1).model_dump(exclude={"method"}) != plain) == (name != "para_grpo")
+            changed = study.params(name, 1).model_dump(exclude={"method"}) != plain
+            assert changed or arm.start.name != "sft" or name == "para_grpo"
+    assert study.arm("weak_prior_para").start == Path("study/starts/weak_prior")
+    assert not study.arm("weak_prior").trained and study.bases["weak_prior"].tool_share == 0.0
     assert study.params("no_tool_reward", 1).reward.tool == "off"
     assert study.params("scope_sequence", 1).anchoring.scope == "sequence"
-    with pytest.raises(ParamsError, match="has no arm 'nothing'; it has base, sft, para_grpo"):
+    with pytest.raises(ParamsError, match="has no arm 'nothing'; it has base, sft, strict"):
         study.arm("nothing")
 
 
@@ -163,11 +167,31 @@ def test_seeds_of_the_study_are_those_of_its_pipeline():
     study: Study = read_study(ROOT)
     names = runs_of(ROOT, GROUPS)
     assert names[:2] == ["start@base", "start@sft"]
-    expected = {
+    by_group = {
+        group: {name.split("@")[1] for name in names if name.startswith(f"{group}@")} for group in GROUPS
+    }
+    assert by_group["base"] == by_group["other_start"] == set(study.bases)
+    assert by_group["main"] | by_group["variants"] | by_group["other_bases"] == {
         f"{name}-{seed}" for name, arm in study.arms.items() if arm.trained for seed in study.seeds[name]
     }
-    assert {name.split("@")[1] for name in names[2:]} == expected
+    assert [name.split("@")[0] for name in names] == sorted(
+        (name.split("@")[0] for name in names), key=GROUPS.index
+    )
     first = [name for name in names if name.startswith("main@")][:4]
     assert {name.rpartition("-")[2] for name in first} == {
         "1"
     }  # all arms of a seed come before the next seed
+
+
+def test_other_bases_are_shown_once_both_arms_have_run():
+    study = read_study(ROOT)
+    found = runs() | {
+        "strict": [record("strict", 1, 30, trained=False)],
+        "strict_vanilla": [record("strict_vanilla", 1, 30)],
+    }
+    assert not any(getattr(block, "text", "") == "Other bases" for block in build(study, found)[0])
+    found["strict_para"] = [record("strict_para", 1, 38)]
+    blocks, _ = build(study, found)
+    table = blocks[-1]
+    assert [row[0] for row in table.rows] == ["SFT", "SFT from a strict base"]
+    assert table.rows[1][1].startswith("+20.0 [")
