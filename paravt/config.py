@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+UpstreamMode = Annotated[str, StringConstraints(pattern=r"^upstream:[a-z0-9-]+$")]
 
 
 class Group(BaseModel):
@@ -59,8 +61,8 @@ class SubagentConfig(Group):
 class EpisodeConfig(Group):
     """One episode: dispatch, gather, answer."""
 
-    mode: Literal["direct", "reasoning", "agentic", "agentic_minimal"] = "agentic"
-    """System prompt; the agentic ones offer crop_video."""
+    mode: Literal["direct", "reasoning", "agentic", "agentic_minimal"] | UpstreamMode = "agentic"
+    """System prompt; the agentic ones offer crop_video. upstream:NAME: the words of a published baseline."""
     dispatch: Literal["parallel", "sequential", "frames"] = "parallel"
     """parallel: all calls of a turn at once, text reports; sequential: one call a turn, text report;
     frames: crop frames go back into the main context as images."""
@@ -75,6 +77,11 @@ class EpisodeConfig(Group):
     max_new_tokens: int = Field(2048, gt=0)
     """Tokens of one main turn."""
     subagent: SubagentConfig = SubagentConfig()
+
+    @property
+    def calls_per_turn(self) -> int:
+        """Calls of one turn that run, and that the prompt allows: one if they are sequential."""
+        return 1 if self.dispatch == "sequential" else self.max_calls
 
 
 class RewardConfig(Group):
@@ -147,6 +154,8 @@ class GRPOConfig(Group):
     entropy_weight: float = Field(0.0, ge=0)
     mask_truncated: bool = False
     """True: rollouts that ended at the token limit are left out of the loss."""
+    refill_limit: int = Field(0, ge=0)
+    """Rounds in which groups that teach nothing are replaced by groups of other prompts; 0: none."""
     train_subagents: bool = False
     """True: sub-agent tokens carry the main advantage, in the same denominator."""
     micro_batch_tokens: int = Field(16_384, gt=0)
@@ -171,6 +180,8 @@ class TrainConfig(Group):
 
     processes: int = Field(1, ge=1)
     """Processes of this machine, one per GPU; more than one are started by accelerate."""
+    rl_processes: int | None = Field(None, ge=1)
+    """Those of RL, where the engine has GPUs of its own; null: as many as in SFT."""
     sharding: Literal["none", "fsdp2"] = "none"
     """none: each process holds the whole model; fsdp2: weights, gradients and optimiser are split."""
     dtype: Literal["float32", "bfloat16"] = "float32"
