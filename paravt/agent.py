@@ -66,7 +66,7 @@ def _open_episodes(samples: Sequence[Sample], setup: AgentSetup, footage: Footag
         overview, seconds = overviews[path, budget]
         prompt = Conversation(setup.encoder.image_pad_id)
         if not isinstance(overview, VideoError):
-            prompt = main_prompt(setup.encoder, sample, overview, setup.episode)
+            prompt = main_prompt(setup.encoder, sample, overview, setup.episode, setup.upstream)
         for index in range(setup.group_size):
             episode = Episode(sample, group, index, path, budget, prompt.copy())
             episode.seconds["decode"] = seconds
@@ -105,7 +105,7 @@ def _take_turn(episode: Episode, generation: Generation, setup: AgentSetup) -> N
     first = len(episode.main.ids)
     episode.main.append_sampled(generation.ids, generation.logprobs)
     text = main_prefix(setup.episode) + setup.encoder.decode(generation.ids)
-    parsed = parse_turn(text, setup.cap)
+    parsed = parse_turn(text, setup.cap, setup.dialect)
     truncated = generation.finish_reason == "length"
     turn = EpisodeTurn(
         text,
@@ -183,7 +183,7 @@ def _prepare(
         else:
             most = setup.visual.crop_max_frames
             frames = min(arguments.get("num_frames", most), most)
-            look.crop = CropKey(episode.path, window.start_s, window.end_s, frames)
+            look.crop = CropKey(episode.path, window.start_s, window.end_s, frames, arguments.get("fps", 0.0))
             look.note = window.note if window.clamped else ""
     return look
 
@@ -252,6 +252,7 @@ def _hand_back(episode: Episode, results: list, setup: AgentSetup) -> None:
         episode.sample.video,
         main_prefix(setup.episode),
         FORCED_ANSWER if episode.forced else "",
+        setup.wrapped,
     )
 
 

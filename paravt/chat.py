@@ -10,7 +10,7 @@ SFT, RL, evaluation and `paravt ask` all come through here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -51,12 +51,20 @@ def encode_frames(frames: Frames, video: str, config: VisualConfig) -> list[Visu
 class ChatEncoder:
     """Appends turns to conversations in the chat format of a Qwen3-VL tokenizer.
 
-    Raises ValueError if one of the format's control tokens is not a single token of the vocabulary.
+    `mark` gives the text before frame number i (from 0) of a clip at a time; without it a frame has its time
+    as `<12.3 seconds>`, if the configuration says so. Raises ValueError if one of the format's control tokens
+    is not a single token of the vocabulary.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, visual: VisualConfig) -> None:
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        visual: VisualConfig,
+        mark: Callable[[int, float], str] | None = None,
+    ) -> None:
         self.tokenizer = tokenizer
         self.visual = visual
+        self.mark = mark
         for token in SINGLE_TOKENS:
             if len(tokenizer.encode(token, add_special_tokens=False)) != 1:
                 raise ValueError(f"the tokenizer splits {token}; a Qwen3-VL tokenizer is needed")
@@ -82,11 +90,12 @@ class ChatEncoder:
         video: str,
         prefix: str = "",
         text: str = "",
+        wrapped: bool = True,
     ) -> None:
         """Append one `<tool_response>` block per result, in call order, as one user turn; then the header.
 
         A result is a text, frames, or a text with frames after it. `text` follows the blocks in the same
-        user turn.
+        user turn. `wrapped` False leaves out the tags, as some published models read results.
         """
         visuals: list[Visual] = []
         blocks = []
@@ -99,7 +108,7 @@ class ChatEncoder:
                 encoded = encode_frames(frames, video, self.visual)
                 visuals += encoded
                 body = f"{body}\n" * bool(body) + self._render_frames(encoded)
-            blocks.append(f"<tool_response>\n{body}\n</tool_response>")
+            blocks.append(f"<tool_response>\n{body}\n</tool_response>" if wrapped else body)
         if text:
             blocks.append(self._plain(text))
         rendered = f"{self._close(conversation)}{USER}{chr(10).join(blocks)}{END}\n{ASSISTANT}{prefix}"
@@ -128,14 +137,30 @@ class ChatEncoder:
         return "\n" if ended else f"{END}\n"
 
     def _render_frames(self, visuals: Sequence[Visual]) -> str:
-        marks = self.visual.time_marks
         return "".join(
-            (f"<{visual.time_s:.1f} seconds>" if marks else "")
-            + VISION_START
-            + IMAGE_PAD * visual.token_count
-            + VISION_END
-            for visual in visuals
+            self._mark(number, visual.time_s) + VISION_START + IMAGE_PAD * visual.token_count + VISION_END
+            for number, visual in enumerate(visuals)
         )
+
+    def _mark(self, number: int, time_s: float) -> str:
+        if self.mark is not None:
+            return self.mark(number, time_s)
+        return f"<{time_s:.1f} seconds>" if self.visual.time_marks else ""
+
+    def tools_block(self, schema: dict) -> str:
+        """What the model's own chat template says about a tool. Raises ValueError if it takes none."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        rendered = ""
+        if template:
+            messages = [{"role": "user", "content": "?"}]
+            rendered = self.tokenizer.apply_chat_template(messages, tools=[schema], tokenize=False)
+        system = rendered.partition("<|im_start|>system\n")[2].partition(END)[0]
+        if "<tools>" not in system:
+            raise ValueError(
+                "the tokenizer's chat template takes no tools; give the folder of the model itself "
+                "(--tokenizer for an endpoint)"
+            )
+        return system
 
     @staticmethod
     def _plain(text: str) -> str:

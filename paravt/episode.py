@@ -14,6 +14,7 @@ from paravt.chat import ChatEncoder
 from paravt.config import EpisodeConfig, VisualConfig
 from paravt.conversation import Conversation
 from paravt.footage import CropKey
+from paravt.protocol.upstream import Upstream
 from paravt.rollout import EpisodeTurn, Execution, Rollout, Sample, StopReason, ToolCall, ToolError
 from paravt.video import Frames
 
@@ -22,7 +23,8 @@ from paravt.video import Frames
 class AgentSetup:
     """What all episodes of a call share.
 
-    `budget` gives the overview frames K of a sample; `group_size` episodes are run for each sample;
+    `upstream` is the prompt of a published baseline, where the episode's mode names one. `budget` gives the
+    overview frames K of a sample; `group_size` episodes are run for each sample;
     relative video paths start at `video_root`; `readers` files are decoded at the same time.
     """
 
@@ -34,15 +36,28 @@ class AgentSetup:
     group_size: int = 1
     video_root: str | Path = "."
     readers: int = 4
+    upstream: Upstream | None = None
 
     @property
     def cap(self) -> int:
         """Calls of one turn that run."""
-        return 1 if self.episode.dispatch == "sequential" else self.episode.max_calls
+        return self.episode.calls_per_turn
 
     @property
     def has_tool(self) -> bool:
+        if self.upstream is not None:
+            return self.upstream.family.has_tool
         return self.episode.mode in ("agentic", "agentic_minimal")
+
+    @property
+    def dialect(self) -> str:
+        """How replies are written."""
+        return "paravt" if self.upstream is None else self.upstream.family.dialect
+
+    @property
+    def wrapped(self) -> bool:
+        """Whether results go back in tags."""
+        return self.upstream is None or self.upstream.family.wrapped
 
 
 Status = Literal["ok", "error", "malformed", "over_cap"]

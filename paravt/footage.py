@@ -37,6 +37,8 @@ class CropKey(NamedTuple):
     start_s: float
     end_s: float
     max_frames: int
+    fps: float = 0.0
+    """0: the rate of the configuration; a call may ask for another."""
 
     @property
     def window_s(self) -> tuple[float, float]:
@@ -126,13 +128,13 @@ class Footage:
 
     def _read_crops(self, path: str, keys: list[CropKey]) -> dict[CropKey, Frames]:
         video = self._video(path)
-        by_limit: dict[int, list[CropKey]] = defaultdict(list)
+        alike: dict[tuple[int, float], list[CropKey]] = defaultdict(list)
         for key in keys:
-            by_limit[key.max_frames].append(key)
+            alike[key.max_frames, key.fps or self.visual.crop_fps].append(key)
         found = {}
-        for limit, group in by_limit.items():
+        for (limit, fps), group in alike.items():
             windows = [key.window_s for key in group]
-            crops = video.crops(windows, fps=self.visual.crop_fps, max_frames=limit)
+            crops = video.crops(windows, fps=fps, max_frames=limit)
             for key, frames in zip(group, crops, strict=True):
                 if not len(frames.times_s):
                     window = f"{key.start_s:.1f}-{key.end_s:.1f} s"

@@ -7,6 +7,7 @@ built by the very functions that sampling uses.
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 from paravt.chat import ChatEncoder
@@ -16,6 +17,7 @@ from paravt.protocol.prompts import THINK_PREFIX, question_text, subagent_instru
 from paravt.rollout import Sample
 
 if TYPE_CHECKING:
+    from paravt.protocol.upstream import Upstream
     from paravt.video import Frames
 
 
@@ -27,10 +29,21 @@ def main_prefix(config: EpisodeConfig) -> str:
     return THINK_PREFIX if config.force_think and config.mode != "direct" else ""
 
 
-def main_prompt(encoder: ChatEncoder, sample: Sample, frames: Frames, config: EpisodeConfig) -> Conversation:
-    """The main agent's conversation up to its first sampled token."""
+def main_prompt(
+    encoder: ChatEncoder,
+    sample: Sample,
+    frames: Frames,
+    config: EpisodeConfig,
+    upstream: Upstream | None = None,
+) -> Conversation:
+    """The main agent's conversation up to its first sampled token; `upstream` has the words of a baseline."""
+    if upstream is not None:
+        system, text = upstream.prompt(sample)
+        if schema := upstream.texts.get("schema"):
+            system = encoder.tools_block(json.loads(schema))
+        return encoder.start(system, frames, sample.video, text, main_prefix(config))
     return encoder.start(
-        system_prompt(config.mode, config.max_calls),
+        system_prompt(config.mode, config.calls_per_turn),
         frames,
         sample.video,
         question_text(sample, config.mode),

@@ -32,6 +32,7 @@ from paravt.video import file_paths
 if TYPE_CHECKING:
     from paravt.chat import ChatEncoder
     from paravt.engines import Engine
+    from paravt.protocol.upstream import Upstream
 
 CHUNK = 64
 EDGE_BYTES = 1 << 20
@@ -56,6 +57,7 @@ SHAPING = (
     "segments.py",
     "times.py",
     "video.py",
+    "weights.py",
 )
 
 Ask = Callable[[Sequence[Sample], int], list[Rollout]]
@@ -68,7 +70,7 @@ class Asking:
     """Everything but the question and its frame budget that shapes an answer and its score.
 
     `weights` is `folder_hash` of the model, `code` is `code_version()`. `besides` names what else shapes an
-    answer where it is not the default: the engine, the prompt of a baseline, the judge.
+    answer where it is not the default: the engine, the judge. `upstream` has the prompt of a baseline.
     """
 
     episode: EpisodeConfig
@@ -78,6 +80,7 @@ class Asking:
     weights: str
     code: str
     besides: Mapping[str, str] = field(default_factory=dict)
+    upstream: Upstream | None = None
 
     def key(self, sample: Sample, budget: int) -> str:
         """The hash under which the answer to `sample` at `budget` frames is kept.
@@ -85,8 +88,10 @@ class Asking:
         Of the video its name counts, which prompts may tell, and its content; not the folder that it lies in
         on this machine.
         """
+        prompt = {} if self.upstream is None else {"prompt": self.upstream.fingerprint}
         return canonical_hash(
             dict(self.besides)
+            | prompt
             | {
                 "sample": sample.to_json() | {"video": video_name(sample.video)},
                 "video": video_fingerprint(sample.video),
@@ -105,8 +110,14 @@ def agent_ask(engine: Engine, encoder: ChatEncoder, asking: Asking) -> Ask:
     """Questions asked by the agent, one episode each."""
     from paravt.agent import AgentSetup, run_episodes
 
+    upstream = asking.upstream
+    if upstream is not None:
+        encoder.mark = upstream.family.mark
+
     def ask(samples: Sequence[Sample], budget: int) -> list[Rollout]:
-        setup = AgentSetup(encoder, asking.episode, asking.visual, lambda sample: budget, asking.seed)
+        setup = AgentSetup(
+            encoder, asking.episode, asking.visual, lambda sample: budget, asking.seed, upstream=upstream
+        )
         return run_episodes(engine, samples, setup)
 
     return ask
@@ -148,7 +159,9 @@ def run(
             _base(benchmark, sample, key, budget, asking, detail)
             for sample, key in zip(part, keys, strict=True)
         ]
-        done = [store.get(key) or _skipped(benchmark, part[i], bases[i]) for i, key in enumerate(keys)]
+        done = [
+            store.get(key) or _skipped(benchmark, part[i], bases[i], asking) for i, key in enumerate(keys)
+        ]
         missing = [i for i, result in enumerate(done) if result is None]
         waiting = [i for i, result in enumerate(done) if result is not None and unjudged(result)]
         if missing:
@@ -235,8 +248,10 @@ def question_hash(sample: Sample) -> str:
     return canonical_hash(asked | {"video": video_fingerprint(sample.video)})
 
 
-def _skipped(benchmark: Benchmark, sample: Sample, base: dict[str, Any]) -> Result | None:
+def _skipped(benchmark: Benchmark, sample: Sample, base: dict[str, Any], asking: Asking) -> Result | None:
     reason = benchmark.skip(sample)
+    if asking.upstream is not None and sample.question_type not in asking.upstream.family.kinds:
+        reason = f"{asking.upstream.family.name} has no prompt for {sample.question_type} questions"
     return None if reason is None else Result(**base, status="skipped", reason=reason)
 
 

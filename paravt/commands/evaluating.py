@@ -2,7 +2,7 @@
 
     paravt eval --model DIR --benchmarks videomme,lvbench
     paravt eval --endpoint URL --benchmarks mmvu --limit 100      answers by any OpenAI-compatible endpoint
-    paravt eval fetch --benchmarks videomme                       tables and media from the hub
+    paravt eval fetch --benchmarks videomme --prompts longvt      tables, media, prompts of baselines
     paravt eval compare A B                                       two result folders, question by question
     paravt eval report A [B ...]                                  beside the published figures
 
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from paravt.benchmarks.judge import Judge
     from paravt.benchmarks.session import OpenEngine, Plan
     from paravt.chat import ChatEncoder
+    from paravt.protocol.upstream import Upstream
 
 RESULTS, TOKENIZER, VERDICTS = Path("reports/eval"), Path("models/tiny-base"), Path(".scratch/verdicts")
 NO_TOKENS = (
@@ -99,9 +100,17 @@ def compare(options: argparse.Namespace) -> int:
 
 def fetch(options: argparse.Namespace) -> int:
     from paravt.benchmarks import get
+    from paravt.data.baselines import fetch_prompts
     from paravt.data.hub import fetch_benchmarks
     from paravt.data.media import media_root
 
+    if not options.benchmarks and not options.upstream:
+        raise UsageError("give --benchmarks, or --prompts, or both")
+    if options.upstream:
+        paths = fetch_prompts(options.upstream, options.prompts)
+        print(f"{len(paths)} files of {', '.join(options.upstream)} in {options.prompts}")
+    if not options.benchmarks:
+        return 0
     names = [get(name).name.removesuffix("_wsub") for name in options.benchmarks]
     wanted = [name for name in dict.fromkeys(names) if name != "needles"]
     with Progress() as progress:
@@ -127,6 +136,7 @@ def _prepare(options: argparse.Namespace) -> tuple[Plan, Any, OpenEngine, dict[s
     names = tuple(get(name).name for name in dict.fromkeys(options.benchmarks))
     if options.endpoint and not options.prefill:
         options.force_think = False
+    upstream = _upstream(options)
     visual, episode, budget = settings(options)
     reward = RewardConfig(open_ended="f1" if options.open_ended == "leave_out" else options.open_ended)
     judge = _judge(options, reward)
@@ -140,7 +150,7 @@ def _prepare(options: argparse.Namespace) -> tuple[Plan, Any, OpenEngine, dict[s
         who, model = {"model": str(options.model)}, options.model.resolve().name
         if options.engine != "transformers":
             besides["engine"] = options.engine
-    asking = Asking(episode, visual, reward, options.seed, weights, code_version(), besides)
+    asking = Asking(episode, visual, reward, options.seed, weights, code_version(), besides, upstream)
     place = _place(options, visual, names)
     out = options.out or RESULTS / re.sub(r"[^\w.-]+", "_", model)
     plan = Plan(names, budget, out, place, options.limit, options.part, options.chunk)
@@ -156,9 +166,28 @@ def _prepare(options: argparse.Namespace) -> tuple[Plan, Any, OpenEngine, dict[s
         "limit": options.limit,
         "code": asking.code,
     }
+    if upstream is not None:
+        family = upstream.family
+        asked["upstream"] = {"repository": family.repository, "commit": family.commit} | {
+            "prompt": upstream.fingerprint,
+            "differs": list(family.differs),
+        }
     if judge is not None:
         asked["judge"] = judge.identity
     return plan, asking, open_engine, asked, judge
+
+
+def _upstream(options: argparse.Namespace) -> Upstream | None:
+    """The prompt of a published baseline; its rounds, calls and results hold where nothing else was given."""
+    if not (options.mode or "").startswith("upstream:"):
+        return None
+    from paravt.protocol.families import load
+
+    upstream = load(options.mode, options.prompts)
+    options.force_think = False
+    options.dispatch = options.dispatch or "frames"
+    options.max_turns, options.max_calls = upstream.family.max_turns, upstream.family.max_calls
+    return upstream
 
 
 def _model(
@@ -267,7 +296,7 @@ def add_parser(commands: Any) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.set_defaults(command=evaluate, force_think=None)
+    parser.set_defaults(command=evaluate, force_think=None, max_turns=None, max_calls=None)
     _asking_options(parser)
     actions = parser.add_subparsers(metavar="ACTION")
 
@@ -278,7 +307,14 @@ def add_parser(commands: Any) -> None:
     comparing.set_defaults(command=compare)
 
     fetching = actions.add_parser("fetch", help="bring tables and media of benchmarks from the hub")
-    fetching.add_argument("--benchmarks", type=_listed, required=True, metavar="A,B")
+    fetching.add_argument("--benchmarks", type=_listed, metavar="A,B")
+    fetching.add_argument(
+        "--prompts",
+        dest="upstream",
+        type=_listed,
+        metavar="A,B",
+        help="published baselines, for upstream:NAME",
+    )
     fetching.add_argument("--rows", type=positive, help="media of the first rows only")
     _place_options(fetching)
     fetching.set_defaults(command=fetch)
@@ -293,7 +329,9 @@ def _asking_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--part", type=_part, default=(0, 1), metavar="I/N", help="every N-th question, from I"
     )
-    parser.add_argument("--mode", help="prompt mode: direct, reasoning, agentic, agentic_minimal")
+    parser.add_argument(
+        "--mode", help="prompt mode: direct, reasoning, agentic, agentic_minimal, upstream:NAME"
+    )
     parser.add_argument("--max-new-tokens", type=positive, help="tokens of one turn")
     parser.add_argument(
         "--open-ended",
@@ -332,6 +370,13 @@ def _place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--media", type=Path, help="media root (PARAVT_MEDIA_ROOT, or data/media)")
     parser.add_argument(
         "--needles", type=Path, default=Path("data/prepared"), help="the needle split (%(default)s)"
+    )
+    parser.add_argument(
+        "--prompts-folder",
+        dest="prompts",
+        type=Path,
+        default=Path("data/upstream"),
+        help="prompts of published baselines (%(default)s)",
     )
 
 

@@ -30,7 +30,7 @@ def settings(options: argparse.Namespace) -> tuple[VisualConfig, EpisodeConfig, 
     groups = read_params(options.params)
     source = options.params or "params.yaml"
     visual = group(VisualConfig, "visual", groups.get("visual") or {}, source)
-    names = ("temperature", "dispatch", "mode", "max_new_tokens", "force_think")
+    names = ("temperature", "dispatch", "mode", "max_new_tokens", "force_think", "max_turns", "max_calls")
     given = {name: getattr(options, name, None) for name in names}
     changes = {key: value for key, value in given.items() if value is not None}
     episode = group(EpisodeConfig, "episode", (groups.get("episode") or {}) | changes, source)

@@ -128,11 +128,20 @@ def question_text(sample: Sample, mode: Mode) -> str:
     In mode `agentic` the video's base name comes first, since the tool asks for it.
     """
     lines = [f"Video: {video_name(sample.video)}"] if mode == "agentic" else []
-    lines.append(sample.question.strip())
+    return "\n".join([*lines, question_lines(sample)])
+
+
+def question_lines(sample: Sample) -> str:
+    """Question, options with their letters, how to answer."""
+    lines = [sample.question.strip()]
     options = plain_options(sample.options)
     lines += [f"{letter}. {text}" for letter, text in zip(LETTERS, options, strict=False)]
-    lines.append(_HOW_TO_ANSWER[sample.question_type])
-    return "\n".join(lines)
+    return "\n".join([*lines, answer_hint(sample.question_type)])
+
+
+def answer_hint(question_type: str) -> str:
+    """How an answer to a question of that type is to be written."""
+    return _HOW_TO_ANSWER[question_type]
 
 
 def plain_options(options: Sequence[str]) -> tuple[str, ...]:

@@ -9,23 +9,26 @@ The turn is cut into blocks by its structural tags, from left to right:
 A block ends at its own closer, or unclosed at the next structural tag or at the end of the text. What the
 blocks mean: calls run, after an unclosed think too; a call beats an answer in the same turn; of several
 answer blocks the last is read. This is the only parser: episodes, rewards, anchors and evaluation use it.
+What published baselines write is read by the same scan with the tags of their dialect (`dialects`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 import re
 from typing import Literal
 
 from paravt.protocol.calls import read_calls
+from paravt.protocol.dialects import DIALECTS, Dialect, read_block, read_sage, unboxed, untagged_answer
 from paravt.protocol.prompts import over_cap
 from paravt.rollout import ToolError, Turn
 
-BlockKind = Literal["think", "tool_call", "tool_code", "answer"]
+BlockKind = Literal["think", "tool_call", "tool_code", "answer", "video_zoom", "clip"]
 SiteKind = Literal["think", "call", "answer"]
 
-_TAG = re.compile(r"<(/?)(think|tool_call|tool_code|answer)>")
+_TAGS = ("think", "tool_call", "tool_code", "answer")
+_TAG = re.compile(rf"<(/?)({'|'.join(_TAGS)})>")
 _SITE: dict[str, SiteKind] = {"think": "think", "tool_call": "call", "tool_code": "call", "answer": "answer"}
 _CONTROL = re.compile(r"<\|[a-z_]+\|>")
 
@@ -55,19 +58,23 @@ class TagSpan:
     end: int
 
 
-def parse_turn(text: str, max_calls: int = 5) -> Turn:
+def parse_turn(text: str, max_calls: int = 5, dialect: str = "paravt") -> Turn:
     """Read the whole text of one assistant turn, the forced prefix included. Never raises on any text.
 
     `calls` has one outcome per call begun: a ToolCall, or a ToolError with the words that go back to the
-    model. Calls past `max_calls` become ToolErrors of kind "over_cap".
+    model. Calls past `max_calls` become ToolErrors of kind "over_cap". `dialect` names who wrote the text.
     """
-    thinks, others = _scan(text)
+    spoken = DIALECTS[dialect]
+    if dialect == "sage":
+        return _sage_turn(text)
+    pattern = _TAG if not spoken.blocks else re.compile(rf"<(/?)({'|'.join(_TAGS + spoken.blocks)})>")
+    thinks, others = _scan(text, pattern)
     calls = [call for block in others if block.kind != "answer" for call in _outcomes(text, block)]
     calls[max_calls:] = [ToolError(over_cap(max_calls), "over_cap")] * len(calls[max_calls:])
     call_blocks = [block for block in others if block.kind != "answer"]
     answer_blocks = [block for block in others if block.kind == "answer"]
     answers = tuple(_body(text, block) for block in answer_blocks)
-    return Turn(
+    turn = Turn(
         think="\n".join(_body(text, block) for block in thinks) if thinks else None,
         calls=tuple(calls),
         answer=answers[-1] if answers and not calls else None,
@@ -77,6 +84,34 @@ def parse_turn(text: str, max_calls: int = 5) -> Turn:
         answer_opened=bool(answer_blocks),
         answer_closed=bool(answer_blocks) and all(block.complete for block in answer_blocks),
         answers=answers,
+    )
+    return turn if dialect == "paravt" else _in_dialect(text, turn, spoken)
+
+
+def _in_dialect(text: str, turn: Turn, spoken: Dialect) -> Turn:
+    """The answer as its family means it: the first or the last block, without a box, or what has no tags."""
+    if turn.calls:
+        return turn
+    said = [answer for answer in turn.answers if answer]
+    answer = turn.answer if not said else said[0] if spoken.answers == "first" else said[-1]
+    if answer is None and spoken.untagged:
+        answer = untagged_answer(_CONTROL.sub("", text))
+    return replace(turn, answer=unboxed(answer) if answer is not None and spoken.boxed else answer)
+
+
+def _sage_turn(text: str) -> Turn:
+    """A JSON object has no tags: its parts stand for the sites that were closed."""
+    reply = read_sage(_CONTROL.sub("", text))
+    answered = reply.answer is not None
+    return Turn(
+        think=reply.think or None,
+        calls=reply.calls,
+        answer=reply.answer,
+        think_opened=bool(reply.think),
+        think_closed=bool(reply.think) and reply.closed,
+        answer_opened=answered,
+        answer_closed=answered and reply.closed,
+        answers=(reply.answer,) if answered else (),
     )
 
 
@@ -112,12 +147,14 @@ def _body(text: str, block: Block) -> str:
 
 
 def _outcomes(text: str, block: Block) -> list:
+    if block.kind in ("video_zoom", "clip"):
+        return read_block(_body(text, block), block.kind)
     return read_calls(_body(text, block), block.kind, closed=block.closer is not None)
 
 
-def _scan(text: str) -> tuple[list[Block], list[Block]]:
+def _scan(text: str, pattern: re.Pattern = _TAG) -> tuple[list[Block], list[Block]]:
     """Think blocks, then call and answer blocks, each list in order."""
-    tags = list(_TAG.finditer(text))
+    tags = list(pattern.finditer(text))
     thinks = list(_thinks(tags, len(text)))
     closed = {block.opener[0]: block for block in thinks if block.opener and block.closer}
     others: list[Block] = []
@@ -182,7 +219,7 @@ def _without_opener(text: str, floor: int, closer: re.Match) -> list[Block]:
         if closer[2] == "answer":
             found = start == last_line and bool(body)
         else:
-            found = closer[2] != "think" and not any(
+            found = closer[2] in ("tool_call", "tool_code") and not any(
                 isinstance(outcome, ToolError) for outcome in read_calls(body, closer[2], closed=True)
             )
         if found:

@@ -240,6 +240,35 @@ def test_an_endpoint_that_goes_away_ends_the_run_and_keeps_its_answers(place, ca
         assert len(server.requests) == 8 - len(kept)
 
 
+def test_a_baseline_is_asked_in_its_own_words(place, scripted, capsys):
+    from tests.unit.test_upstream import FILES, family_of
+
+    for name in ("time-r1", "videozoomer"):
+        for file in family_of(name).files:
+            path = Path("prompts", name, file)
+            path.parent.mkdir(parents=True)
+            path.write_text(FILES[file], encoding="utf-8")
+    scripted.reply = lambda prompt: "<think>a</think><answer>(B)</answer>"
+    words = ("--benchmarks", "mmvu", "--out", "out", "--prompts-folder", "prompts", "--max-error-share", "1")
+    assert model(*words, "--mode", "upstream:time-r1") == 0
+    figures = json.loads(Path("out/summary.json").read_text())["mmvu"]
+    assert figures["counts"]["skipped"] == 2 and figures["reasons"] == {
+        "time-r1 has no prompt for oe questions": 2
+    }  # fmt: skip
+    assert figures["asked"]["upstream"]["commit"] == family_of("time-r1").commit
+    assert figures["asked"]["episode"]["force_think"] is False
+    text = tiny_encoder().tokenizer.decode(list(scripted.calls[0][0].ids))
+    assert "Best option." in text and "Think in <think>" not in text
+    replies = ('<video_zoom>{"segment": [1, 3], "fps": 2}</video_zoom>', "<answer>\\boxed{B}</answer>")
+    scripted.reply = lambda prompt: f"<think>a</think>{replies[prompt.turn]}"
+    assert model(*words, "--mode", "upstream:videozoomer") == 0
+    figures = json.loads(Path("out/summary.json").read_text())["mmvu"]
+    assert figures["tools"]["calls_per_question"] == 1.0 and figures["counts"]["answered"] == 8
+    capsys.readouterr()
+    assert model(*words, "--mode", "upstream:sage") == 2
+    assert "paravt eval fetch --prompts sage" in capsys.readouterr().err
+
+
 JUDGE = '{{"code": "{code}", "score": {score}}}'
 
 
