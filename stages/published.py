@@ -30,6 +30,7 @@ from stages.outputs import write_json
 
 FOLDER = Path("data/hub")
 MANIFEST, REPORT = "manifest.jsonl", "report.json"
+SHOWN = 5
 WRITTEN_REPORTS = Path("data/reports.jsonl")
 
 
@@ -111,7 +112,7 @@ def _told(found: Fetched) -> dict[str, Any]:
         "media": len(found.media),
         "bytes": sum(file.size for file in found.media),
         "missing": len(found.missing),
-        "examples": found.missing[:5],
+        "examples": found.missing[:SHOWN],
     }
 
 
@@ -132,6 +133,8 @@ def notes(report: dict[str, Any]) -> list[str]:
             lines.append(
                 f"{found['missing']} media of benchmark {name} are missing, first {found['examples'][0]}"
             )
-    for name, broken in report["broken"].items():
-        lines += [f"{name}: {path}: {words}" for path, words in list(broken.items())[:5]]
+    for broken in report["broken"].values():
+        lines += list(broken.values())[:SHOWN]
+        if len(broken) > SHOWN:
+            lines.append(f"{len(broken) - SHOWN} more broken files are in {FOLDER / REPORT}")
     return lines

@@ -1,0 +1,133 @@
+"""Suites over published rows and benchmarks: what stops, what warns, what is named."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from paravt.data.facts import declared, examine, learn_facts
+from paravt.data.media import MediaStore, media_path, resolve_media, sha256_of
+from paravt.data.schema import Row, VideoFacts, ledger_frame, question_frame
+from paravt.data.training import Fate, Ledger, ledger_rows
+from stages.published import notes
+from stages.suites import benchmark_suite, new_context, published_suite, run_suite
+from tests.clips import write_clip, write_truncated
+
+
+def judged(name, suite, frame):
+    return run_suite(new_context(), name, suite, frame)
+
+
+def ledger(used: int, lost: int) -> Ledger:
+    fates = [Fate(f"tvg-{n}", "tvg", "converted") for n in range(used)]
+    return Ledger(
+        fates
+        + [Fate(f"tvg-{used + n} (r{n})", "tvg", "set aside", "a call cannot be read") for n in range(lost)]
+    )
+
+
+def test_rows_set_aside_warn_below_the_share_and_stop_above_it():
+    rows = ledger_rows(ledger(18, 2))
+    few = judged("published_sft", published_suite(0.1), ledger_frame(rows))
+    assert not any(outcome.stops for outcome in few)
+    [warning] = [outcome for outcome in few if outcome.status == "failed"]
+    assert warning.sentence("published_sft") == (
+        "suite published_sft, column row: each row can be used, but 2 rows do not fit, first "
+        "tvg-18 (r0) (line 19), tvg-19 (r1) (line 20): a call cannot be read"
+    )
+    many = judged("published_sft", published_suite(0.05), ledger_frame(rows))
+    [stop] = [outcome for outcome in many if outcome.stops]
+    assert stop.says == "at least 95% of the rows can be used" and stop.rows
+    nothing = judged("published_sft", published_suite(0.5), ledger_frame(ledger_rows(ledger(0, 0))))
+    assert [outcome.status for outcome in nothing if outcome.stops] == ["failed", *["could_not_run"] * 4]
+
+
+def benchmark(count: int, bad: int, shared: bool):
+    data = [
+        {"id": f"q{n}", "video": "v.mp4", "question": "Which?", "question_type": "mcq", "answer": "A"}
+        | {"options": ["x", "x" if n < bad else "y"], "meta": {"duration_s": 5.0}}
+        for n in range(count)
+    ]
+    frame = question_frame([Row(n, row) for n, row in enumerate(data, 1)], {"v.mp4": VideoFacts(5.0)})
+    frame["split_check"] = ["also in rl" if shared else "ok"] * count
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("bad", "shared", "overlap_stops", "stopping"),
+    [
+        (0, False, True, set()),
+        (1, False, True, set()),  # 1 of 40: named, and no reason to stop
+        (4, False, True, {"each answer fits its type and options, in 95% of the rows"}),
+        (0, True, True, {"no video is in a training table"}),
+        (0, True, False, set()),
+    ],
+)
+def test_a_benchmark_may_have_a_few_rows_out_of_order_and_no_overlap(bad, shared, overlap_stops, stopping):
+    found = judged("mlvu", benchmark_suite(overlap_stops), benchmark(40, bad, shared))
+    assert {outcome.says for outcome in found if outcome.stops} == stopping
+    warned = [outcome for outcome in found if outcome.severity == "warning" and outcome.status == "failed"]
+    assert bool(warned) == bool(bad or (shared and not overlap_stops))
+    assert all(outcome.rows for outcome in warned)
+
+
+def test_files_are_judged_once_by_content(tmp_path, monkeypatch):
+    monkeypatch.setenv("PARAVT_MEDIA_ROOT", str(tmp_path / "root"))
+    store = MediaStore(tmp_path / "root")
+    write_clip(tmp_path / "good.mp4", 60, 30)
+    write_truncated(tmp_path / "cut.mp4")
+    (tmp_path / "empty.mp4").write_bytes(b"")
+    files = {}
+    for name in ("good.mp4", "cut.mp4", "empty.mp4"):
+        for path in (name, f"again/{name}"):
+            aside = store.scratch()
+            shutil.copyfile(tmp_path / name, aside)
+            sha256 = sha256_of(aside)
+            store.adopt(aside, sha256)
+            store.show("o/n", path, sha256)
+            files[media_path("o/n", path)] = sha256
+    facts = learn_facts(store, files, None, 60.0, 2)
+    assert facts["data/media/o__n/good.mp4"] == facts["data/media/o__n/again/good.mp4"]
+    assert facts["data/media/o__n/good.mp4"].duration_s == pytest.approx(2.0)
+    assert facts["data/media/o__n/cut.mp4"].problem.startswith("truncated: ")
+    assert facts["data/media/o__n/empty.mp4"].problem.startswith("empty: ")
+    monkeypatch.setattr("paravt.data.facts.examine", lambda path, timeout_s: pytest.fail("opened again"))
+    assert learn_facts(store, files, None, 60.0, 2) == facts
+    assert resolve_media(store.root, "o/n", "good.mp4").is_file()
+
+
+def test_beyond_the_sample_the_containers_word_is_taken(tmp_path, monkeypatch):
+    clip = write_clip(tmp_path / "good.mp4", 60, 30)
+    assert declared(clip).duration_s == pytest.approx(examine(clip, 60.0).duration_s, abs=0.1)
+    (tmp_path / "text.mp4").write_text("no video")
+    assert declared(tmp_path / "text.mp4").problem == "undecodable: text.mp4"
+    opened = []
+    monkeypatch.setattr(
+        "paravt.data.facts.examine", lambda path, timeout_s: opened.append(path) or VideoFacts(1.0)
+    )
+    files = {str(write_clip(tmp_path / f"{n}.mp4", 10 + n)): f"{n:064x}" for n in range(6)}
+    facts = learn_facts(MediaStore(tmp_path / "root"), files, 2, 60.0, 2)
+    assert len(opened) == 2 and len(facts) == 6
+    assert sum(fact.duration_s == 1.0 for fact in facts.values()) == 2
+
+
+def test_a_person_is_told_of_licences_and_what_is_missing():
+    report = {
+        "repositories": {
+            "a/free": {"licence": "apache-2.0"},
+            "a/bound": {"licence": "cc-by-nc-sa-4.0"},
+        },
+        "buckets": {
+            "selfqa": {"named": 5, "missing": 0, "examples": []},
+            "museg/charades": {"named": 9, "missing": 2, "examples": ["museg/charades/a.mp4"]},
+        },
+        "benchmarks": {"mlvu": {"missing": 1, "examples": ["x.mp4"]}},
+        "broken": {"a/free": {"b.zip": "a/free: b.zip cannot be read as an archive"}},
+    }
+    assert notes(report) == [
+        "a/bound is under licence cc-by-nc-sa-4.0; check that your use fits it",
+        "2 of 9 media of bucket museg/charades are missing, first museg/charades/a.mp4",
+        "1 media of benchmark mlvu are missing, first x.mp4",
+        "a/free: b.zip cannot be read as an archive",
+    ]
