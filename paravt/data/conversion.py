@@ -27,22 +27,18 @@ import re
 from typing import Any, Literal
 
 from paravt import protocol
-from paravt.data.checks import OK, check_roles, check_targets, check_windows, whole_turn
+from paravt.data.checks import OK, check_roles, check_targets, check_windows
 from paravt.data.questions import read_gold, read_question
 from paravt.data.schema import TraceRow, TraceTurn, VideoFacts
 from paravt.data.sentinel import RowError, media_of, read_messages, text_of
+from paravt.data.steps import MIN_REPORT_WORDS, SENTENCE, Step, read_steps, window_of
 from paravt.hashing import stable_hash
-from paravt.rollout import Sample, ToolCall, Turn
-from paravt.times import TimeError, parse_window
+from paravt.rollout import Sample, ToolCall
 
 Status = Literal["passed", "converted", "set aside"]
 Windows = dict[tuple[str, float, float], str]
 
-MIN_REPORT_WORDS = 4
 SPAN_SLACK_S = 1.0  # annotations of public sets end up to a second after their video
-_RESPONSE = re.compile(r"<tool_response>(.*?)(?:</tool_response>|$)", re.DOTALL)
-_SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_NOTICE = re.compile(r"\bframes?\b|successfully|\bcropped\b|\bthe tool\b", re.IGNORECASE)
 _LOOKS_BACK = re.compile(
     r"""\b(?:the|this|that|these|those)\s+(?:\w+\s+)?(?:clip|crop|frames?|segment|report|result|response)s?\b
         | \b(?:shows?|showed|reveal(?:s|ed)?|did\s+not|didn['’]t|returned|now\s+I|I\s+(?:can\s+)?see)\b
@@ -79,15 +75,6 @@ class Outcome:
     trace: TraceRow | None = None
     merged: int = 0
     """Calls that joined an earlier one's turn."""
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One assistant turn with calls, and what came back: a report a call, None where only frames came."""
-
-    think: str
-    calls: tuple[ToolCall, ...]
-    reports: tuple[str | None, ...]
 
 
 def convert(
@@ -128,8 +115,8 @@ def wanted_reports(
     try:
         messages, video, duration_s = _opened(row, find, video_of, facts_of)
         return [
-            window_key(video, *_window(call, duration_s))
-            for step in _read(messages[1:])[0]
+            window_key(video, *window_of(call, duration_s))
+            for step in read_steps(messages[1:])[0]
             for call, report in zip(step.calls, step.reports, strict=True)
             if report is None
         ]
@@ -154,7 +141,7 @@ def _opened(row, find, video_of, facts_of) -> tuple[list[dict[str, Any]], str, f
 
 def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> Outcome:
     messages, video, duration_s = _opened(row, find, video_of, facts_of)
-    steps, last = _read(messages[1:])
+    steps, last = read_steps(messages[1:])
     asked = read_question(text_of(messages[0]))
     kind, gold = read_gold(last.answer, asked, None)
     if kind == "tvg":
@@ -185,67 +172,19 @@ def _convert(row, identity, source, find, video_of, facts_of, rules: Rules) -> O
     return Outcome("passed" if same else "converted", trace=trace, merged=len(steps) - len(joined))
 
 
-def _read(messages: Sequence[Mapping[str, Any]]) -> tuple[list[_Step], Turn]:
-    """The tool turns, and the turn that answers."""
-    steps: list[_Step] = []
-    at = 0
-    while at < len(messages):
-        if messages[at]["role"] != "assistant":
-            raise RowError("its messages do not alternate")
-        text = text_of(messages[at]).strip()
-        parsed = protocol.parse_turn(whole_turn(text), max_calls=100)
-        at += 1
-        if not (parsed.think and parsed.think_closed and parsed.think.strip()):
-            raise RowError("an assistant turn has no closed think")
-        if not parsed.calls:
-            if at < len(messages):
-                raise RowError("it answers before its end")
-            if not (parsed.answer and parsed.answer_closed and len(parsed.answers) == 1):
-                raise RowError("its last turn has no single closed answer")
-            return steps, parsed
-        if len(parsed.valid_calls) != len(parsed.calls):
-            raise RowError("a call cannot be read")
-        answers = []
-        while at < len(messages) and messages[at]["role"] in ("user", "tool"):
-            answers.append(messages[at])
-            at += 1
-        steps.append(_Step(parsed.think.strip(), parsed.valid_calls, _returned(answers, len(parsed.calls))))
-    raise RowError("it ends without an answer")
-
-
-def _returned(messages: Sequence[Mapping[str, Any]], calls: int) -> tuple[str | None, ...]:
-    """What the tool said to each call; None where it only handed frames over."""
-    blocks = []
-    for message in messages:
-        text = text_of(message).strip()
-        frames = any(True for _ in media_of(message))
-        found = [block.strip() for block in _RESPONSE.findall(text)] or [text]
-        blocks += [_said(block) if frames else block or None for block in found]
-    if len(blocks) != calls:
-        raise RowError(f"{calls} calls got {len(blocks)} answers")
-    return tuple(blocks)
-
-
-def _said(text: str) -> str | None:
-    """What is left of a tool's text beside the notice that frames come with it."""
-    kept = [sentence for sentence in _SENTENCE.split(text) if sentence and not _NOTICE.search(sentence)]
-    report = " ".join(kept).strip()
-    return report if len(report.split()) >= MIN_REPORT_WORDS else None
-
-
 def _with_reports(
-    steps: Sequence[_Step], last_think: str, video: str, duration_s: float, rules: Rules
-) -> list[_Step]:
+    steps: Sequence[Step], last_think: str, video: str, duration_s: float, rules: Rules
+) -> list[Step]:
     """Each call with its report. Raises RowError where there is none to be had."""
     thinks = [*(step.think for step in steps), last_think][1:]
-    found: list[_Step] = []
+    found: list[Step] = []
     for step, after in zip(steps, thinks, strict=True):
         reports = list(step.reports)
         for number, call in enumerate(step.calls):
             if reports[number]:
                 continue
             if rules.reports is not None:
-                start_s, end_s = _window(call, duration_s)
+                start_s, end_s = window_of(call, duration_s)
                 reports[number] = rules.reports.get(window_key(video, start_s, end_s))
             elif len(step.calls) == 1:
                 reports[number] = _seen(after, step.think)
@@ -259,7 +198,7 @@ def _seen(think: str, before: str) -> str | None:
     """What a think newly says that it sees: sentences that look at the clip and conclude nothing."""
     kept = [
         sentence
-        for sentence in map(str.strip, _SENTENCE.split(think))
+        for sentence in map(str.strip, SENTENCE.split(think))
         if sentence and sentence not in before and _LOOKS_BACK.search(sentence)
         if not _CONCLUDES.search(sentence)
     ]
@@ -267,8 +206,8 @@ def _seen(think: str, before: str) -> str | None:
     return report if len(report.split()) >= MIN_REPORT_WORDS else None
 
 
-def _merged(steps: Sequence[_Step], duration_s: float, rules: Rules) -> list[_Step]:
-    joined: list[_Step] = []
+def _merged(steps: Sequence[Step], duration_s: float, rules: Rules) -> list[Step]:
+    joined: list[Step] = []
     for step in steps:
         before = joined[-1] if joined else None
         if (
@@ -280,31 +219,23 @@ def _merged(steps: Sequence[_Step], duration_s: float, rules: Rules) -> list[_St
             joined.append(step)
             continue
         think = "\n".join(dict.fromkeys((before.think, step.think)))
-        joined[-1] = _Step(think, before.calls + step.calls, before.reports + step.reports)
+        joined[-1] = Step(think, before.calls + step.calls, before.reports + step.reports)
     return joined
 
 
 def _overlap(first: Sequence[ToolCall], second: Sequence[ToolCall], duration_s: float) -> bool:
-    windows = [_window(call, duration_s) for call in first]
+    windows = [window_of(call, duration_s) for call in first]
     return any(
         start < other_end and other_start < end
-        for start, end in (_window(call, duration_s) for call in second)
+        for start, end in (window_of(call, duration_s) for call in second)
         for other_start, other_end in windows
     )
 
 
-def _window(call: ToolCall, duration_s: float) -> tuple[float, float]:
-    try:
-        window = parse_window(call.arguments.get("start_time"), call.arguments.get("end_time"), duration_s)
-    except TimeError:
-        raise RowError("a call's window is not in its video") from None
-    return window.start_s, window.end_s
-
-
-def _dispatch(step: _Step, sample: Sample, duration_s: float, rules: Rules) -> str:
+def _dispatch(step: Step, sample: Sample, duration_s: float, rules: Rules) -> str:
     calls = []
     for call in step.calls:
-        start_s, end_s = _window(call, duration_s)
+        start_s, end_s = window_of(call, duration_s)
         arguments: dict[str, Any] = (
             {"video_path": protocol.video_name(sample.video)} if rules.with_path else {}
         )
