@@ -38,7 +38,7 @@ def referenced(folder: str | Path) -> list[MediaFile]:
     try:
         data = json.loads(reference.read_text(encoding="utf-8"))
         return [
-            MediaFile(data["repository"], data["revision"], path, item["size"], item["sha256"])
+            MediaFile(data["repository"], data["revision"], path, item["size"], item["sha256"], kind="model")
             for path, item in data["files"].items()
         ]
     except (ValueError, KeyError, TypeError) as error:

@@ -116,9 +116,10 @@ class Fault:
     short     fewer bytes are announced and sent
     status    the status `code`, with Retry-After if `retry_after_s` is given
     slow      a pause of `seconds` before the answer
+    trickle   a kilobyte, then a pause of `seconds`, and so on
     """
 
-    kind: Literal["drop", "corrupt", "short", "status", "slow"]
+    kind: Literal["drop", "corrupt", "short", "status", "slow", "trickle"]
     after: int = 0
     code: int = 503
     retry_after_s: int | None = None
@@ -365,6 +366,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.flush()
             self.connection.shutdown(socket.SHUT_RDWR)
             self.close_connection = True
+            return
+        if fault and fault.kind == "trickle":
+            for start in range(0, len(data), 1000):
+                self.wfile.write(data[start : start + 1000])
+                self.wfile.flush()
+                time.sleep(fault.seconds)
             return
         self.wfile.write(data)
 

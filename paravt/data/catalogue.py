@@ -141,7 +141,7 @@ def bring(
         *(partial(_unpack_whole, client, catalogue, bundle, everything[bundle]) for bundle in whole),
         *(partial(_read_members, client, catalogue, bundle, few[bundle]) for bundle in few),
     ]
-    at_once(lambda job: job(), jobs, workers)
+    at_once(lambda job: job(), jobs, workers, client.stop)
     return [file for path in wanted if (file := _manifest_row(client, catalogue, path))]
 
 
@@ -290,7 +290,7 @@ def _manifest_row(client: Client, catalogue: Catalogue, path: str) -> MediaFile 
         return None
     archive = catalogue.packed[path][0].name if path in catalogue.packed else None
     size = client.store.blob(sha256).stat().st_size
-    return MediaFile(remote.repository, remote.commit, path, size, sha256, archive)
+    return MediaFile(remote.repository, remote.commit, path, size, sha256, archive, remote.kind)
 
 
 @contextmanager
@@ -314,14 +314,20 @@ def _joined(parts: Sequence[IO[bytes]], bundle: Bundle) -> IO[bytes] | Joined:
     return parts[0] if len(parts) == 1 else Joined(parts, [part.size for part in bundle.parts])
 
 
-def at_once(function: Callable, items: Sequence, workers: int) -> list:
-    """`function` of each item, in order, `workers` at a time; the first error ends the rest that waits."""
+def at_once(
+    function: Callable, items: Sequence, workers: int, stop: Callable[[], None] = lambda: None
+) -> list:
+    """`function` of each item, in order, `workers` at a time.
+
+    The first error, or an interrupt, keeps those that wait from starting; `stop` is told to end the others.
+    """
     with ThreadPoolExecutor(max(1, workers), thread_name_prefix="paravt-hub") as pool:
         jobs: list[Future] = [pool.submit(function, item) for item in items]
         try:
             for job in as_completed(jobs):
                 job.result()
         except BaseException:
+            stop()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return [job.result() for job in jobs]

@@ -79,7 +79,7 @@ class Hub:
         """The files that match, as folder/owner__name/path. Raises HubError if none does."""
         files = self._matching(remote, patterns)
         target = folder / folder_name(remote.repository)
-        at_once(lambda file: self._place(remote, file, target), files, self.workers)
+        at_once(lambda file: self._place(remote, file, target), files, self.workers, self.client.stop)
         return [target / file.path for file in files]
 
     def catalogue(self, remote: Remote, archives: Sequence[str], files: Sequence[str] = ()) -> Catalogue:
@@ -95,7 +95,7 @@ class Hub:
         weights = self._matching(remote, WEIGHTS)
         small = [file for file in self._matching(remote, MODEL_FILES) if "/" not in file.path]
         found = self._bring(remote, weights)
-        at_once(lambda file: self._place(remote, file, folder), small, self.workers)
+        at_once(lambda file: self._place(remote, file, folder), small, self.workers, self.client.stop)
         write_reference(folder, found)
         return found
 
@@ -105,13 +105,14 @@ class Hub:
         This is how another machine fills its own root: from the same commits, checked against the manifest.
         """
         store = self.client.store
-        groups: dict[tuple[str, str], list[MediaFile]] = {}
+        groups: dict[tuple[str, str, str], list[MediaFile]] = {}
         for file in files:
             if store.lacks(file):
-                groups.setdefault((file.repository, file.revision), []).append(file)
+                groups.setdefault((file.repository, file.kind, file.revision), []).append(file)
         left: list[MediaFile] = []
-        for (repository, revision), rows in groups.items():
-            remote = self._reopen(repository, revision)
+        for (repository, kind, revision), rows in groups.items():
+            moved = next((s.moved_to for s in SOURCES.values() if s.repository == repository), ())
+            remote = self.open(repository, kind, revision, moved)
             archives = sorted({row.archive for row in rows if row.archive})
             held = Catalogue(remote)
             if archives:
@@ -120,13 +121,6 @@ class Hub:
             self.fetch_media(held, [row.path for row in rows])
             left += [row for row in rows if store.lacks(row)]
         return left
-
-    def _reopen(self, repository: str, revision: str) -> Remote:
-        moved = next((s.moved_to for s in SOURCES.values() if s.repository == repository), ())
-        try:
-            return self.open(repository, "dataset", revision, moved)
-        except HubError:
-            return self.open(repository, "model", revision)
 
     def _bring(self, remote: Remote, files: Sequence[RemoteFile]) -> list[MediaFile]:
         plain = Catalogue(remote, plain={file.path: file for file in files})

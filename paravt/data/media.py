@@ -32,7 +32,7 @@ class MediaFile:
     """One line of a manifest: where a file comes from and what it is.
 
     `path` is the path in the repository, or the member's path in `archive`; `archive` is None for a plain
-    file. `size` in bytes, `sha256` of the content.
+    file. `size` in bytes, `sha256` of the content; `kind` is what the hub calls the repository.
     """
 
     repository: str
@@ -41,6 +41,7 @@ class MediaFile:
     size: int
     sha256: str
     archive: str | None = None
+    kind: str = "dataset"
 
     def to_json(self) -> dict:
         return asdict(self)

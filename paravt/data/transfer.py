@@ -100,6 +100,11 @@ class Client:
         self.token = get_token()
         self.api = HfApi(endpoint=self.endpoint, token=self.token or False)
         self.progress = Progress(reporter or LogReporter())
+        self._stopped = threading.Event()
+
+    def stop(self) -> None:
+        """End the transfers that other threads have under way; what they brought is kept."""
+        self._stopped.set()
 
     def open(self, repository: str, kind: str, revision: str, moved_to: tuple[str, ...] = ()) -> Remote:
         """The repository's commit and files. Tries the names of `moved_to` where the hub knows it no more.
@@ -194,7 +199,7 @@ class Client:
         def attempt() -> None:
             with open(part, "r+b") as out:
                 start = out.seek(0, os.SEEK_END)
-                counted = _Counted(out, self.progress)
+                counted = _Counted(out, self.progress, self._stopped)
                 http_get(url, counted, resume_size=start, headers=headers, expected_size=file.size)
 
         self.patiently(attempt, what, remote.kind, position=lambda: part.stat().st_size)
@@ -248,9 +253,11 @@ class Client:
                 raise HubError(
                     f"{what}: {fault}, {tries} times in a row; what is downloaded is kept, run again to go on"
                 )
+            if self._stopped.is_set():
+                raise HubError(f"{what}: stopped; what is downloaded is kept, run again to go on")
             pause_s = max(wait_s, self.wait_s * min(2**tries, 60) * random.uniform(0.5, 1.0))
             log.warning("%s: %s; trying again in %.1f s", what, fault, pause_s)
-            time.sleep(pause_s)
+            self._stopped.wait(pause_s)
 
     def gate(self, repository: str, kind: str) -> str:
         """What to do about a gated repository."""
@@ -278,10 +285,12 @@ class Client:
 class _Counted:
     """A file that counts what is written to it. http_get rewinds it where a server ignores a range."""
 
-    def __init__(self, file: IO[bytes], progress: Progress) -> None:
-        self._file, self._progress = file, progress
+    def __init__(self, file: IO[bytes], progress: Progress, stopped: threading.Event) -> None:
+        self._file, self._progress, self._stopped = file, progress, stopped
 
     def write(self, data: bytes) -> int:
+        if self._stopped.is_set():
+            raise HubError("stopped; what is downloaded is kept, run again to go on")
         self._progress.add(len(data))
         return self._file.write(data)
 

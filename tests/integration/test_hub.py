@@ -9,6 +9,7 @@ from multiprocessing import get_context
 import os
 from pathlib import Path
 import shutil
+import signal
 import stat
 import tarfile
 import time
@@ -350,8 +351,34 @@ def test_another_commit_of_an_archive_replaces_what_it_changed(tmp_path, serve):
 
 
 def _fill(endpoint: str, root: Path) -> None:
+    from huggingface_hub import constants
+
+    constants.DOWNLOAD_CHUNK_SIZE = 1000
     os.environ["HF_ENDPOINT"] = endpoint
     files_of(root)
+
+
+@pytest.mark.parametrize(("how", "code"), [(signal.SIGINT, 1), (signal.SIGKILL, -signal.SIGKILL)])
+def test_a_stopped_download_ends_at_once_and_goes_on_later(plain, tmp_path, how, code):
+    plain.fail("videos/", Fault("trickle", seconds=0.1))
+    key = plain.repositories[0].entries["videos/a b%20é.mp4"].etag
+    part = tmp_path / "root" / "parts" / key
+    worker = get_context("spawn").Process(target=_fill, args=(plain.endpoint, tmp_path / "root"))
+    worker.start()
+    deadline = time.monotonic() + 60
+    while not (part.exists() and part.stat().st_size > 2000):
+        assert worker.is_alive() and time.monotonic() < deadline
+        time.sleep(0.02)
+    started = time.monotonic()
+    os.kill(worker.pid, how)
+    worker.join(30)
+    assert worker.exitcode == code and time.monotonic() - started < 20
+    kept = part.stat().st_size
+    assert 2000 < kept < len(VIDEO) and part.read_bytes() == VIDEO[:kept]
+    plain.requests.clear()
+    [file], _ = files_of(tmp_path / "root", archives=())
+    assert MediaStore(tmp_path / "root").lacks(file) is None and not part.exists()
+    assert [request.range for request in plain.requests if request.server == "content"] == [f"bytes={kept}-"]
 
 
 def test_workers_fill_one_root_at_once(plain, tmp_path):

@@ -91,7 +91,7 @@ def test_training_used_the_published_rows_and_the_models_own_weights(run):
     assert json.loads(steps)
     # media and weights are no outputs of a stage
     lock = (run.repository / "dvc.lock").read_text()
-    assert "data/media" not in lock and "data/hub" in lock
+    assert "path: data/media" not in lock and "path: data/hub" in lock
     ignored = subprocess.run(
         ["git", "check-ignore", "data/media/x"], cwd=run.repository, check=False, timeout=20
     )
