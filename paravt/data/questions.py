@@ -42,6 +42,13 @@ _ABOUT_TIME = re.compile(
     r"\b(?:when|time|times|timestamps?|moment|segment|interval|span|range|start|starts|end|ends|seconds?)\b",
     re.IGNORECASE,
 )
+_ASKS_TIME = re.compile(
+    r"""^\W*when\b | \bat\s+what\s+times?\b
+        | \b(?:time|temporal)\s+(?:range|span|window|interval|period|segment)s?\b
+        | \btime-?stamps?\b | \bstart(?:ing)?\s+(?:time\s+)?(?:and|to)\s+end
+        | \b(?:which|what)\s+(?:segment|interval|moment|seconds)\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _TIME_WORDS = re.compile(
     r"[\d.:,;<>()\[\]~–—-]|\b(?:seconds?|secs?|s|from|to|and|between|starts?|ends?|at|the|is|answer)\b",
     re.IGNORECASE,
@@ -145,9 +152,13 @@ def rl_sample(
 
 
 def _is_about_time(question: str, answer: Any) -> bool:
-    """Whether a question without a type asks for a span: it speaks of time, and its answer of that alone."""
-    said = _TIME_WORDS.sub(" ", answer) if isinstance(answer, str) else ""
-    return bool(_ABOUT_TIME.search(question)) and not said.strip()
+    """Whether a question without a type asks for a span: outright, or by a word of time and an answer that is
+    a span and nothing else.
+    """
+    if not isinstance(answer, str):
+        return False
+    alone = not _TIME_WORDS.sub(" ", answer).strip()
+    return bool(_ASKS_TIME.search(question) or (alone and _ABOUT_TIME.search(question)))
 
 
 def _read_pair(answer: Any) -> tuple[float, float] | None:

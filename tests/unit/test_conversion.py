@@ -310,12 +310,26 @@ def test_a_question_is_cut_out_of_its_prompt(text, asked):
         ([12, 17.5], (), "tvg", ("tvg", (12.0, 17.5))),
         ("0:12 to 0:17.5", (), None, ("tvg", (12.0, 17.5))),
         ("between 12 and 17.5 seconds", (), "tvg", ("tvg", (12.0, 17.5))),
-        ("from 2 to 3 people", (), None, ("oe", "from 2 to 3 people")),
         (" a man ", (), "oe", ("oe", "a man")),
     ],
 )
 def test_gold_answers_are_read_by_the_projects_readers(answer, options, kind, gold):
     assert read_gold(answer, Asked("When does it happen?", options, 0), kind) == gold
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "found"),
+    [
+        ("When does he leave?", "He leaves from 3.0 to 7.5 seconds.", ("tvg", (3.0, 7.5))),
+        ("Find the time range of the event: he leaves.", "[3.0, 7.5]", ("tvg", (3.0, 7.5))),
+        ("When does he leave?", "after dinner", ("oe", "after dinner")),
+        ("How many of them start?", "from 2 to 3 of them", ("oe", "from 2 to 3 of them")),
+        ("How many people are there?", "2 to 3", ("oe", "2 to 3")),
+        ("In which segment does he start to run?", "3.0 to 7.5", ("tvg", (3.0, 7.5))),
+    ],
+)
+def test_a_question_about_time_without_a_type(question, answer, found):
+    assert read_gold(answer, Asked(question, (), 0), None) == found
 
 
 @pytest.mark.parametrize(
