@@ -20,6 +20,7 @@ import hashlib
 import json
 import logging
 from pathlib import Path
+import re
 from typing import Any
 
 from paravt.config import EndpointConfig
@@ -31,6 +32,7 @@ log = logging.getLogger("paravt")
 
 KEY = "PARAVT_JUDGE_KEY"
 SCORES = (0.0, 0.5, 1.0)
+_FENCE = re.compile(r"```(?:json)?\s*(\{[^{}]*\})\s*```")
 MAX_ANSWER_CHARS = 2000
 MAX_TOKENS = 64
 TRIES = 2
@@ -146,9 +148,13 @@ def messages(sample: Sample, answer: str, code: str) -> list[dict[str, str]]:
 
 
 def read_verdict(text: str, code: str) -> float | None:
-    """The score of a reply that is one JSON object {"code": code, "score": s} with an allowed score."""
+    """The score of a reply that is one JSON object {"code": code, "score": s} with an allowed score.
+
+    A fence around the whole reply is taken off; anything else beside the object makes it no verdict.
+    """
+    fenced = _FENCE.fullmatch(text.strip())
     try:
-        data = json.loads(text.strip())
+        data = json.loads(fenced[1] if fenced else text.strip())
     except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict) or set(data) != {"code", "score"} or data["code"] != code:

@@ -98,6 +98,24 @@ def compare(options: argparse.Namespace) -> int:
     return 0
 
 
+def report(options: argparse.Namespace) -> int:
+    from paravt.benchmarks.published import markdown
+    from paravt.benchmarks.session import read_summary
+
+    names = [folder.resolve().name for folder in options.folders]
+    if len(set(names)) != len(names):
+        raise UsageError("two folders have one name; name each after its model")
+    page = markdown(
+        {name: read_summary(folder) for name, folder in zip(names, options.folders, strict=True)},
+        options.beside,
+    )
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(page, encoding="utf-8")
+    print(page, end="")
+    return 0
+
+
 def fetch(options: argparse.Namespace) -> int:
     from paravt.benchmarks import get
     from paravt.data.baselines import fetch_prompts
@@ -305,6 +323,12 @@ def add_parser(commands: Any) -> None:
     comparing.add_argument("second", type=Path)
     comparing.add_argument("--json", action="store_true", help="print one JSON object")
     comparing.set_defaults(command=compare)
+
+    reporting = actions.add_parser("report", help="results beside the published table")
+    reporting.add_argument("folders", type=Path, nargs="+", metavar="FOLDER")
+    reporting.add_argument("--beside", default="ParaVT-8B", help="published row to subtract (%(default)s)")
+    reporting.add_argument("--out", type=Path, help="also write the page there")
+    reporting.set_defaults(command=report)
 
     fetching = actions.add_parser("fetch", help="bring tables and media of benchmarks from the hub")
     fetching.add_argument("--benchmarks", type=_listed, metavar="A,B")

@@ -172,6 +172,23 @@ def test_compare_pairs_questions(place, scripted, capsys):
     assert "holds no summary.json" in capsys.readouterr().err
 
 
+def test_a_report_stands_beside_the_published_table(place, scripted, capsys):
+    assert model("--benchmarks", "videomme,charades,mmvu", "--out", "mine", "--limit", "6") == 0
+    capsys.readouterr()
+    assert cli.main(["eval", "report", "mine", "--out", "page.md"]) == 0
+    page = capsys.readouterr().out
+    assert page == Path("page.md").read_text()
+    lines = {line.split("|")[1].strip(): line for line in page.splitlines() if line.startswith("|")}
+    assert "| model | kind | videomme | mmvu | charades |" in page
+    assert "| 62.1 | 68.6 | 50.1 |" in lines["ParaVT-8B"] and lines["GPT-4o"].endswith("| 71.9 | 66.7 | - |")
+    assert "+49.9" in lines["mine - ParaVT-8B"] and "100.0 [100.0, 100.0]" in lines["**mine**"]
+    for words in ("4 overview frames, published 64", "a draw of 6 questions", "8 rows, published 2700",
+                  "reported in words by a sub-agent", "Options are lettered once"):  # fmt: skip
+        assert words in page
+    assert cli.main(["eval", "report", "mine", "--beside", "GPT-5"]) == 2
+    assert "has no 'GPT-5'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "words, said",
     [
