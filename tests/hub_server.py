@@ -33,6 +33,7 @@ from urllib.parse import parse_qs, quote, unquote, urlsplit
 LARGE_BYTES = 20_000
 LARGE_SUFFIXES = (".parquet", ".zip", ".safetensors", ".tar", ".mp4", ".bin")
 TOKEN = "hf_right"
+STRANGER = "hf_stranger"  # a valid token that may not read gated repositories
 
 
 @dataclass(frozen=True)
@@ -236,13 +237,15 @@ class _Handler(BaseHTTPRequestHandler):
         repository, moved = self.hub.find(kind, "/".join(parts[1:3])) if kind else (None, False)
         if repository is None:
             return self._error(404, "RepoNotFound", "Repository not found")
-        if token is not None and token != TOKEN:
+        if token not in (None, TOKEN, STRANGER):
             return self._error(401, None, "Invalid credentials in Authorization header")
         if moved:
             to = "/".join([parts[0], repository.id, *(quote(part, safe="") for part in parts[3:])])
             asked = urlsplit(self.path).query
             return self._redirect(307, f"/api/{to}" + (f"?{asked}" if asked else ""))
         rest = parts[3:]
+        if rest == ["auth-check"]:
+            return self._refuse(token) if repository.gated and token != TOKEN else self._json({})
         revision = rest[1] if len(rest) > 1 else "main"
         if not repository.has(revision):
             return self._error(404, "RevisionNotFound", f"Invalid rev id: {revision}")
@@ -294,6 +297,11 @@ class _Handler(BaseHTTPRequestHandler):
                 found.append({"type": "directory", "path": path, "size": 0, "oid": "0" * 40})
         return found
 
+    def _refuse(self, token: str | None) -> None:
+        if token is None:
+            return self._error(401, "GatedRepo", "Access to this dataset is restricted. Please log in.")
+        return self._error(403, "GatedRepo", "Access is restricted and you are not in the list.")
+
     # --- files
 
     def _resolve(self, raw: str, token: str | None) -> None:
@@ -306,10 +314,8 @@ class _Handler(BaseHTTPRequestHandler):
         if moved:
             prefix = "/datasets" if kind == "dataset" else ""
             return self._redirect(307, f"{prefix}/{repository.id}/{'/'.join(parts[2:])}")
-        if repository.gated and token is None:
-            return self._error(401, "GatedRepo", "Access to this dataset is restricted. Please log in.")
         if repository.gated and token != TOKEN:
-            return self._error(403, "GatedRepo", "Access is restricted and you are not in the list.")
+            return self._refuse(token)
         commit = {"X-Repo-Commit": repository.commit}
         if not repository.has(unquote(parts[3])):
             return self._error(404, "RevisionNotFound", "Invalid rev id")

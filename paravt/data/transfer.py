@@ -136,6 +136,8 @@ class Client:
             raise HubError(
                 f"{repository} has no revision {revision!r}; write a commit or a branch that it has"
             ) from error
+        if info.gated:  # the listing is open to all, the files are not
+            self.patiently(lambda: self.api.auth_check(name, repo_type=kind), repository, kind)
         listing = self.patiently(
             lambda: list(self.api.list_repo_tree(name, recursive=True, revision=info.sha, repo_type=kind)),
             name,

@@ -24,7 +24,7 @@ from paravt.data.hub import Hub, HubError, fetch_benchmark, fetch_benchmarks
 from paravt.data.media import MediaStore, read_manifest, resolve_media, sha256_of, write_manifest
 from paravt.data.published import SOURCES, Source
 from paravt.weights import WeightsError, real_folder
-from tests.hub_server import TOKEN, Fault, HubServer, Repository
+from tests.hub_server import STRANGER, TOKEN, Fault, HubServer, Repository
 from tests.miniature import build, write_zip
 
 VIDEO = os.urandom(40_000)
@@ -191,18 +191,20 @@ def test_no_hub_at_all(monkeypatch, tmp_path):
     ("token", "words"),
     [
         (None, r"is gated; accept its terms at http://.*/datasets/g/g, then set HF_TOKEN to a token of that"),
-        ("hf_wrong", r"HF_TOKEN to one made at"),
+        ("hf_wrong", r"g/g: the token in use is not valid for it; set HF_TOKEN to one made at"),
+        (STRANGER, r"g/g is gated and the token in use has no access; accept its terms at http://.*/g/g$"),
     ],
 )
 def test_a_gated_set_says_what_to_do(tmp_path, serve, monkeypatch, token, words):
     (tmp_path / "served").mkdir()
     (tmp_path / "served" / "a.mp4").write_bytes(VIDEO)
-    serve([Repository("g/g", tmp_path / "served", gated=True)])
+    server = serve([Repository("g/g", tmp_path / "served", gated=True)])
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     with Hub(tmp_path / "root", wait_s=0.01) as opened, pytest.raises(HubError, match=words) as said:
         opened.fetch_media(opened.catalogue(opened.open("g/g"), (), ("*.mp4",)), ["a.mp4"])
     assert "\n" not in str(said.value)
+    assert {request.path.split("/")[0] for request in server.requests} == {"api"}  # before any file
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with Hub(tmp_path / "root", wait_s=0.01) as opened:
         assert opened.fetch_media(opened.catalogue(opened.open("g/g"), (), ("*.mp4",)), ["a.mp4"])

@@ -116,6 +116,18 @@ def test_another_worker_brings_its_own_media_and_checks_them(run, tmp_path):
     assert "6 times in a row; what is downloaded is kept, run again to go on" in said
 
 
+def test_without_a_token_the_download_says_what_to_do(run, tmp_path):
+    for name in ("models", "params.yaml"):
+        os.symlink(run.repository / name, tmp_path / name)
+    env = {name: value for name, value in run.env.items() if name != "HF_TOKEN"}
+    env |= {"PARAVT_MEDIA_ROOT": str(tmp_path / "media"), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/m.db"}
+    said = command(run._replace(repository=tmp_path, env=env), "python", "-m", "stages.download", code=1)
+    words = "longvideobench/LongVideoBench is gated; accept its terms at"
+    assert [line for line in said.splitlines() if line.startswith(f"download: {words}")]
+    assert "Traceback" not in said and not list((tmp_path / "data").glob(".writing-*"))
+    assert not list((tmp_path / "media").glob("blobs/*/*"))  # before anything was moved
+
+
 def test_a_model_writes_the_reports_that_rows_lack(run):
     said = command(run, "python", "-m", "stages.reports")
     lines = [json.loads(line) for line in (run.repository / "data/reports.jsonl").read_text().splitlines()]
