@@ -58,12 +58,12 @@ FAILURES = (
     ("before the start of the video", "outside_video"),
     ("is not a time", "not_a_time"),
     ("must be a time", "not_a_time"),
+    ('a "name"', "no_name"),
+    ('with "name"', "no_name"),
     ("is missing", "missing_argument"),
     ("arguments", "wrong_arguments"),
     ("num_frames must be", "wrong_arguments"),
     ("is given twice", "wrong_arguments"),
-    ('a "name"', "no_name"),
-    ('with "name"', "no_name"),
 )
 OTHER = "other"
 
