@@ -135,7 +135,7 @@ def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], No
     rules = Rules(
         budgets=tuple(params.budget.choices),
         max_turns=params.episode.max_turns,
-        max_calls=params.episode.max_calls,
+        max_calls=params.episode.calls_per_turn,
         merge=config.merge_calls,
         with_path=params.episode.mode == "agentic",
         seed=params.data.seed,

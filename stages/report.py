@@ -180,7 +180,7 @@ def _made(params: Params) -> list[str]:
         f"learning rate {grpo.optimiser.learning_rate:g}, anchoring `{params.anchoring.scope}` with weight "
         f"{params.anchoring.weight:g}, frame budgets {listed(params.budget.choices)}, {drawn}.",
         f"Episodes: mode `{episode.mode}`, dispatch `{episode.dispatch}`, at most {episode.max_turns} tool "
-        f"turns of {episode.max_calls} calls; training samples at temperature {episode.temperature:g}.",
+        f"turns of {episode.calls_per_turn} calls; training samples at temperature {episode.temperature:g}.",
     ]
     return items if params.scale == "paravt_8b" else [*items, STAND_IN]
 
