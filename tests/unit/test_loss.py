@@ -10,6 +10,7 @@ from paravt.config import GRPOConfig, OptimiserConfig
 from paravt.grpo.loss import (
     Denominators,
     LossInputs,
+    k3,
     kl_to_go,
     mean_metrics,
     policy_loss,
@@ -116,6 +117,45 @@ def test_geometric_importance_is_one_weight_a_sequence_over_its_own_tokens():
     assert weight[0, :2].tolist() == pytest.approx([math.exp(0.2)] * 2)
     assert above.tolist() == [[False, False, False], [True, True, True]]
     assert weight[1].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_geometric_weight_is_clamped_at_the_cap_for_the_whole_sequence():
+    log_gap = tensor([[0.0, 2 * math.log(6)], [0.0, 0.0]])  # geometric means 6 and 1
+    mask = torch.ones_like(log_gap, dtype=torch.bool)
+    chosen = config(importance="geometric", importance_action="clamp", importance_cap=5.0)
+    weight, above = truncated_importance(log_gap, mask, chosen)
+    assert weight.tolist() == [pytest.approx([5.0, 5.0]), [1.0, 1.0]]
+    assert above.tolist() == [[True, True], [False, False]]
+
+
+def test_k3_by_hand():
+    # x = log f - log p: f/p - 1 - log(f/p) at f/p = 2, 1 and 1/2.
+    found = k3(tensor([2.0, 1.0, 0.5]).log())
+    assert found.tolist() == pytest.approx([1 - math.log(2), 0.0, math.log(2) - 0.5], abs=1e-15)
+
+
+def test_all_terms_and_normalisers_by_hand():
+    # Rows of 2 and 1 tokens; ratio 1, engine half as sure (w = 2), k3 = 1 - log 2, entropy 0.5 everywhere.
+    mask = [[1, 1], [1, 0]]
+    policy = torch.full((2, 2), -1.0, dtype=torch.float64)
+    given = inputs(
+        policy,
+        [[1.0, 3.0], [-2.0, 9.0]],
+        mask,
+        engine_logprobs=policy - math.log(2),
+        ref_logprobs=policy + math.log(2),
+        entropy=torch.full_like(policy, 0.5),
+        denominators=Denominators(3, 2, longest=10),
+    )
+    apart = 1 - math.log(2)
+    wanted = {
+        "token": (-2 * (1 + 3 - 2) + 0.1 * 3 * apart - 0.01 * 3 * 0.5) / 3,
+        "sequence": (-2 * ((1 + 3) / 2 - 2) + 0.1 * 2 * apart - 0.01 * 2 * 0.5) / 2,
+        "constant": (-2 * (1 + 3 - 2) + 0.1 * 3 * apart - 0.01 * 3 * 0.5) / 20,
+    }
+    for normaliser, loss in wanted.items():
+        chosen = config(kl="loss", kl_weight=0.1, entropy_weight=0.01, normaliser=normaliser)
+        assert policy_loss(given, chosen).loss.item() == pytest.approx(loss, abs=1e-12)
 
 
 def test_the_correction_does_not_drift_with_length():
