@@ -34,7 +34,7 @@ class PromptLimits:
     @classmethod
     def of(cls, episode: EpisodeConfig, visual: VisualConfig, frames: int) -> PromptLimits:
         """For episodes with up to `frames` overview frames."""
-        calls = 1 if episode.dispatch == "sequential" else episode.max_calls
+        calls = episode.calls_per_turn
         looks = episode.max_turns * calls
         inline = episode.dispatch == "frames"
         images = frames + looks * visual.crop_max_frames * inline
