@@ -136,6 +136,13 @@ def serve(options: argparse.Namespace) -> int:
 def doctor(options: argparse.Namespace) -> int:
     from paravt import doctor as machine_doctor
 
+    if options.layout:
+        from paravt import plan as planning
+
+        params = machine_doctor.composed(f"scale={options.scale}", f"layout={options.layout}")
+        plan = planning.make_plan(params, planning.LAYOUTS[options.layout])
+        print(json.dumps(planning.to_json(plan)) if options.json else planning.describe(plan))
+        return 0 if plan.fits else 1
     machine = machine_doctor.inspect()
     if options.json:
         print(json.dumps(machine_doctor.to_json(machine), ensure_ascii=False))
@@ -234,6 +241,10 @@ def _parser() -> argparse.ArgumentParser:
 
     checking = commands.add_parser("doctor", help="what this machine has, and what each scale needs")
     checking.add_argument("--json", action="store_true", help="print one JSON object")
+    checking.add_argument("--scale", default="paravt_8b", help="with --layout (%(default)s)")
+    checking.add_argument(
+        "--layout", choices=("8x80", "4x80", "1x80"), help="plan of memory and time on these GPUs"
+    )
     checking.set_defaults(command=doctor)
     return parser
 

@@ -1,14 +1,20 @@
-"""What this machine has, and what each scale needs of it."""
+"""What this machine has, what each scale needs of it, and how a scale would lie on given GPUs."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
+import json
 import os
 from pathlib import Path
 import platform
 import shutil
 import subprocess
+import sys
+
+from ruamel.yaml import YAML
+
+from paravt.config import Params
 
 GIB = 2**30
 PACKAGES = (
@@ -99,6 +105,19 @@ def lacks(machine: Machine, scale: Scale) -> list[str]:
     if fitting < scale.gpus:
         found.append(f"{scale.gpus} GPUs of {scale.gpu_memory_gib:g} GiB or more (has {fitting})")
     return found
+
+
+def composed(*choices: str) -> Params:
+    """The parameters that conf/ gives for `scale=paravt_8b`, `layout=8x80` and the like, from the repository
+    root. Raises ValueError with the sentence of the pipeline that composes them.
+    """
+    command = [sys.executable, "-m", "stages.params", "--show", *choices]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        words = done.stderr.strip().splitlines() or ["nothing was said"]
+        raise ValueError(f"{' '.join(choices)} cannot be composed: {words[-1]}")
+    values = YAML(typ="safe", pure=True).load(done.stdout)
+    return Params.model_validate_json(json.dumps(values))
 
 
 def to_json(machine: Machine) -> dict:

@@ -16,6 +16,7 @@ import shutil
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoTokenizer, Qwen3VLForConditionalGeneration
 
 from paravt.chat import PATCH, ChatEncoder
@@ -23,6 +24,8 @@ from paravt.config import VisualConfig
 from paravt.conversation import MERGE, UNSAMPLED_FIELDS, Conversation, Visual
 from paravt.segments import NAME as SEGMENTS
 from paravt.weights import real_folder
+
+LOGITS_AT_ONCE = 2**28  # numbers; with the copies that a loss needs, 4 GiB
 
 COMPANION_FILES = (
     "tokenizer.json",
@@ -270,12 +273,29 @@ def _attention_words(model: Qwen3VLForConditionalGeneration, batch: Batch) -> di
     return {"segments": batch.segments} if by_segments else {}
 
 
+def _score_rows(
+    model: Qwen3VLForConditionalGeneration,
+    hidden: torch.Tensor,
+    sampled: torch.Tensor,
+    temperature: float,
+    entropy_grad: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Log-prob, entropy and rank [n] of `sampled` [n, 1] by hidden states [n, size]."""
+    all_logprobs = sampling_logits(model, hidden, temperature).log_softmax(-1)
+    chosen = all_logprobs.gather(-1, sampled).squeeze(-1)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        entropy = -(all_logprobs.exp() * all_logprobs.clamp_min(-1e4)).sum(-1)
+    top = (all_logprobs.detach().argmax(-1) == sampled.squeeze(-1)).float()
+    return chosen, entropy, top
+
+
 def token_scores(
     model: Qwen3VLForConditionalGeneration, batch: Batch, temperature: float, entropy_grad: bool = False
 ) -> TokenScores:
     """Log-prob, entropy and rank of each sampled token. Entry t belongs to ids[t], given ids[< t].
 
-    Logits are computed at loss positions only. The entropy carries a gradient only if asked for.
+    Logits are computed at loss positions only, LOGITS_AT_ONCE of them at a time. The entropy carries a
+    gradient only if asked for.
     """
     hidden = model.model(
         input_ids=batch.input_ids,
@@ -286,13 +306,16 @@ def token_scores(
         **_attention_words(model, batch),
     )[0]
     wanted = batch.loss_mask[:, 1:].bool()
-    logits = sampling_logits(model, hidden[:, :-1][wanted], temperature)
-    all_logprobs = logits.log_softmax(-1)
-    sampled = batch.input_ids[:, 1:][wanted].unsqueeze(-1)
-    chosen = all_logprobs.gather(-1, sampled).squeeze(-1)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        entropy = -(all_logprobs.exp() * all_logprobs.clamp_min(-1e4)).sum(-1)
-    top = (all_logprobs.detach().argmax(-1) == sampled.squeeze(-1)).float()
+    hidden, sampled = hidden[:, :-1][wanted], batch.input_ids[:, 1:][wanted].unsqueeze(-1)
+    at_once = max(1, LOGITS_AT_ONCE // model.config.text_config.vocab_size)
+    if len(hidden) <= at_once:
+        parts = [_score_rows(model, hidden, sampled, temperature, entropy_grad)]
+    else:  # no more than that many logits are ever held: the backward pass works them out again
+        parts = [
+            checkpoint(_score_rows, model, rows, ids, temperature, entropy_grad, use_reentrant=False)
+            for rows, ids in zip(hidden.split(at_once), sampled.split(at_once), strict=True)
+        ]
+    chosen, entropy, top = (torch.cat(values) for values in zip(*parts, strict=True))
     where = batch.loss_mask.bool().clone()
     where[:, 0] = False
     zeros = torch.zeros(batch.input_ids.shape, dtype=chosen.dtype, device=chosen.device)

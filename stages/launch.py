@@ -43,7 +43,7 @@ def spread(module: str, train: TrainConfig, count: int) -> None:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     elif torch.cuda.device_count() < count:
         raise ValueError(
-            f"train.processes asks for {count} GPUs, but there are {torch.cuda.device_count()}; write that many, "
+            f"train.processes asks for {count} GPUs, but {torch.cuda.device_count()} are here; write that many, "
             "or set CUDA_VISIBLE_DEVICES"
         )
     command = launcher(module, train, count)

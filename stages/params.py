@@ -269,15 +269,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m stages.params", description=__doc__.split("\n\n")[0])
     parser.add_argument("--write", action="store_true", help="compose params.yaml from conf/ and write it")
     parser.add_argument(
-        "overrides", nargs="*", help="with --write: scale=smoke, method=vanilla_grpo, grpo.steps=5"
+        "--show", action="store_true", help="compose from conf/ and print; nothing is written"
+    )
+    parser.add_argument(
+        "overrides", nargs="*", help="with --write or --show: scale=smoke, method=vanilla_grpo, grpo.steps=5"
     )
     options = parser.parse_args(arguments)
     try:
-        if options.overrides and not options.write:
-            raise ParamsError("overrides are for --write; add it")
-        if options.write:
+        if options.overrides and not (options.write or options.show):
+            raise ParamsError("overrides are for --write or --show; add one")
+        if options.write or options.show:
             data = compose(options.overrides)
             check(data, "conf/")
+        if options.show:
+            print(dump(data), end="")
+            return 0
+        if options.write:
             Path(PARAMS_FILE).write_text(dump(data), encoding="utf-8")
         params = load()
     except ParamsError as error:

@@ -8,6 +8,7 @@ prefixes and tool results.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from paravt.protocol.prompts import THINK_PREFIX
 from paravt.video import Frames, open_video
 
 CACHE_BYTES = 2**30
+READERS = 4  # videos read at the same time
 
 
 def trace_conversation(
@@ -67,7 +69,7 @@ class TraceSource:
     """Conversations of traces by position, decoded when first asked for.
 
     Those that fit into `cache_bytes` of pixels are kept; the rest is decoded again in each epoch.
-    Relative video paths start at `video_root`.
+    Relative video paths start at `video_root`. Inside `with`, `prefetch` reads ahead of the training.
     """
 
     encoder: ChatEncoder
@@ -76,17 +78,35 @@ class TraceSource:
     video_root: str | Path = "."
     cache_bytes: int = CACHE_BYTES
     _kept: dict[int, Conversation] = field(default_factory=dict, repr=False)
+    _coming: dict[int, Future[Conversation]] = field(default_factory=dict, repr=False)
+    _pool: ThreadPoolExecutor | None = field(default=None, repr=False)
+
+    def __enter__(self) -> TraceSource:
+        self._pool = ThreadPoolExecutor(READERS, thread_name_prefix="traces")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=True)
+
+    def prefetch(self, indices: Sequence[int]) -> None:
+        """Begin to decode what will be asked for next."""
+        for index in indices:
+            if index not in self._kept and index not in self._coming:
+                self._coming[index] = self._pool.submit(self._decode, index)
 
     def conversation(self, index: int) -> Conversation:
         """The conversation of `traces[index]`. Raises VideoError if its video cannot be read."""
         if index in self._kept:
             return self._kept[index]
-        trace = self.traces[index]
-        made = trace_conversation(
-            self.encoder, trace, read_frames(self.encoder, trace, self.video_root), self.config
-        )
+        coming = self._coming.pop(index, None)
+        made = coming.result() if coming else self._decode(index)
         size = sum(visual.image.nbytes for visual in made.visuals)
         if size <= self.cache_bytes:
             self.cache_bytes -= size
             self._kept[index] = made
         return made
+
+    def _decode(self, index: int) -> Conversation:
+        trace = self.traces[index]
+        frames = read_frames(self.encoder, trace, self.video_root)
+        return trace_conversation(self.encoder, trace, frames, self.config)

@@ -86,13 +86,23 @@ def train(
         train=setup.train,
     )
     source = TraceSource(encoder, traces, setup.episode, video_root)
+
+    def own(step: int) -> list[int]:
+        items = items_of_step(setup.seed, step, config.batch_size, ids)
+        return [item.index for item in run.processes.share(items)]
+
     hidden = None if run.is_first else True
-    with tqdm(total=config.steps, initial=run.done, desc="sft", unit="step", disable=hidden) as bar:
+    with (
+        source,
+        tqdm(total=config.steps, initial=run.done, desc="sft", unit="step", disable=hidden) as bar,
+    ):
         for step in run.remaining:
             started = time.monotonic()
             items = items_of_step(setup.seed, step, config.batch_size, ids)
-            own = [item.index for item in run.processes.share(items)]
-            conversations = _readable(run, source, own, config)
+            source.prefetch(own(step))
+            conversations = _readable(run, source, own(step), config)
+            if step + 1 < config.steps:
+                source.prefetch(own(step + 1))
             values = train_step(run, step, conversations, config, [ids[item.index] for item in items])
             kept = run.finish_step(step, {"epoch": items[-1].epoch} | values)
             if not run.is_first:

@@ -1,185 +1,118 @@
-"""The plan is DVC's own view, with what its status alone does not say."""
+"""The memory plan: figures worked by hand, layouts that fit, what does not."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import json
 
-from dvc.repo import Repo
 import pytest
 
-from flows.plan import Node, Plan, PlanError, inconsistencies, make_plan, order, select, steps
-from stages.params import ROOT
-
-GRAPH = (
-    Node("download"),
-    Node("sft", ("download",), "gpu"),
-    Node("evaluate@base", ("download",), "gpu"),
-    Node("evaluate@sft", ("sft",), "gpu"),
-    Node("report", ("evaluate@base", "evaluate@sft")),
-)
-LOCK = {
-    "download": {"outs": [{"path": "data", "md5": "d1.dir"}]},
-    "sft": {"deps": [{"path": "data", "md5": "d1.dir"}], "outs": [{"path": "models/sft", "md5": "m1.dir"}]},
-    "evaluate@base": {"deps": [{"path": "data", "md5": "d1.dir"}], "outs": [{"path": "r/base", "md5": "b1"}]},
-    "evaluate@sft": {
-        "deps": [{"path": "models/sft", "md5": "m1.dir"}],
-        "outs": [{"path": "r/sft", "md5": "s1"}],
-    },
-    "report": {"deps": [{"path": "r/base", "md5": "b1"}, {"path": "r/sft", "md5": "s1"}], "outs": []},
-}
+from paravt.cli import main
+from paravt.plan import GIB, LAYOUTS, describe, longest_episode, make_plan, to_json
+from stages.params import ROOT, check, compose
 
 
-def planned(status=None, lock=LOCK, absent=None) -> dict[str, str]:
-    return {step.node.name: step.action for step in steps(GRAPH, status or {}, lock, absent or {})}
+def params(layout: str = "8x80", *more: str):
+    return check(compose(["scale=paravt_8b", f"layout={layout}", *more]))
 
 
-def test_nothing_changed():
-    assert planned() == {}
-    assert str(Plan(GRAPH, ())) == "nothing to do: all stages are up to date"
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_each_layout_fits_its_gpus(layout):
+    plan = make_plan(params(layout), LAYOUTS[layout])
+    assert plan.fits
+    assert all(0.3 < use.total_gib / use.has_gib < 1 for use in plan.uses)
+    assert all(1 < plan.steps_per_hour(stage) < 1000 for stage in ("sft", "para_grpo"))
 
 
-def test_a_change_reaches_what_stands_on_it_and_nothing_else():
-    changed = {"sft": [{"changed deps": {"params.yaml": {"sft.steps": "modified"}}}]}
-    found = steps(GRAPH, changed, LOCK, {})
-    assert [(step.node.name, step.action, step.reason) for step in found] == [
-        ("sft", "run", "sft.steps changed"),
-        ("evaluate@sft", "run", "sft runs"),
-        ("report", "run", "evaluate@sft runs"),
-    ]
+def test_parts_by_hand():
+    sft, rl, server = make_plan(params(), LAYOUTS["8x80"]).uses
+    text, vision = 8_190_735_360, 576_388_336
+    assert sft.gib["weights"] == pytest.approx((4 * text + 2 * vision) / 8 / GIB)
+    assert sft.gib["optimiser"] == pytest.approx(8 * text / 8 / GIB)
+    assert rl.gib["gradients"] == pytest.approx(4 * text / 7 / GIB)
+    assert "reference" in rl.gib and "reference" not in sft.gib
+    # inputs of 36 layers: 16,384 tokens of 4096 numbers in 2 bytes
+    assert rl.gib["activations"] > 36 * 16_384 * 4096 * 2 / GIB
+    assert server.gib["weights"] == pytest.approx(2 * (text + vision) / GIB)
+    assert sum(server.gib.values()) == pytest.approx(0.85 * 79.2)
+    # 2 x 36 layers x 8 heads x 128 in 2 bytes are 144 KiB a token
+    assert server.gib["KV cache"] * GIB / 147_456 == pytest.approx(342_170, abs=2)
 
 
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("changed command", "changed command"),
-        ({"changed deps": {"paravt/sft": "modified"}}, "paravt/sft is modified"),
-        ({"changed deps": {"paravt/sft": "new"}}, "paravt/sft is new"),
-        ({"changed outs": {"models/sft": "modified"}}, "models/sft is modified"),
-    ],
-)
-def test_reasons_are_said(reason, words):
-    (step, *_) = steps(GRAPH, {"sft": [reason]}, LOCK, {})
-    assert (step.node.name, step.reason) == ("sft", words)
+def test_visual_tokens_are_those_of_the_encoder():
+    """64 frames of 224 x 224: 49 tokens each, and the time before each."""
+    plan = make_plan(params(), LAYOUTS["8x80"])
+    assert plan.visual_tokens == {k: k * 58 for k in (4, 8, 16, 32, 64)}
+    assert longest_episode(params()) > plan.visual_tokens[64] + 4 * 2048
 
 
-@pytest.mark.parametrize("state", ["deleted", "not in cache"])
-def test_data_that_is_only_absent_is_no_change(state):
-    status = {
-        "sft": [{"changed deps": {"data": state}}, {"changed outs": {"models/sft": state}}],
-        "download": [{"changed outs": {"data": state}}],
-    }
-    assert planned(status) == {}
+def test_adapters_on_one_gpu_hold_no_reference_and_share_it_with_the_server():
+    plan = make_plan(params("1x80"), LAYOUTS["1x80"])
+    together = next(use for use in plan.uses if "server" in use.gib)
+    assert "reference" not in together.gib and together.gib["optimiser"] < 2
+    assert together.gib["server"] == pytest.approx(79.2 * 0.42)
 
 
-def test_absent_outputs_come_from_the_cache_and_make_nothing_run():
-    assert planned(absent={"sft": "cached"}) == {"sft": "restore"}
+def test_whole_weights_on_one_gpu_do_not_fit_and_too_many_gpus_are_refused():
+    whole = params("1x80", "train.lora=null")
+    assert not make_plan(whole, LAYOUTS["1x80"]).fits
+    assert "DOES NOT FIT" in describe(make_plan(whole, LAYOUTS["1x80"]))
+    with pytest.raises(ValueError, match="use 8 GPUs, but 4x80 has 4"):
+        make_plan(params(), LAYOUTS["4x80"])
 
 
-def test_lost_outputs_are_made_again():
-    assert planned(absent={"sft": "lost"}) == {"sft": "run", "evaluate@sft": "run", "report": "run"}
-
-
-def test_a_stage_without_an_entry_runs_though_its_status_says_deleted():
-    lock = {name: entry for name, entry in LOCK.items() if name != "evaluate@base"}
-    status = {"evaluate@base": [{"changed outs": {"r/base": "deleted"}}]}
-    assert planned(status, lock) == {"evaluate@base": "run", "report": "run"}
-
-
-def test_an_entry_made_from_another_input_runs_though_its_status_says_nothing():
-    """A worker that skipped a stale stage leaves such a lock behind."""
-    lock = LOCK | {"sft": LOCK["sft"] | {"outs": [{"path": "models/sft", "md5": "m2.dir"}]}}
-    assert planned({}, lock) == {"evaluate@sft": "run", "report": "run"}
-    assert inconsistencies(lock) == ["evaluate@sft was made from another models/sft than the one of sft"]
-    assert inconsistencies(LOCK) == []
-
-
-def test_targets_bring_what_they_need():
-    assert select(GRAPH, ["evaluate@sft"]) == {"evaluate@sft", "sft", "download"}
-    assert select(GRAPH, ["evaluate"]) == {"evaluate@base", "evaluate@sft", "sft", "download"}
-    assert select(GRAPH, []) == {node.name for node in GRAPH}
-    with pytest.raises(PlanError, match=r"no stage 'train'; there are download, sft"):
-        select(GRAPH, ["train"])
-
-
-def test_order_follows_the_graph():
-    assert [node.name for node in order(reversed(GRAPH))] == [
-        "download",
-        "evaluate@base",
-        "sft",
-        "evaluate@sft",
-        "report",
-    ]
-    with pytest.raises(PlanError, match="a, b wait for each other"):
-        order([Node("a", ("b",)), Node("b", ("a",))])
-
-
-def test_the_graph_is_dvcs_and_pools_are_in_dvc_yaml():
-    nodes = {node.name: node for node in make_plan(ROOT).graph}
-    assert nodes["sft"].upstream == ("download", "validate")
-    assert nodes["report"].upstream == (
-        "sft",
-        "para_grpo",
-        "evaluate@base",
-        "evaluate@sft",
-        "evaluate@para_grpo",
+def test_published_hyper_parameters():
+    chosen = params()
+    assert (chosen.sft.steps, chosen.sft.optimiser.learning_rate, chosen.sft.micro_batch_tokens) == (
+        500,
+        2e-5,
+        8192,
     )
-    pools = {name: node.pool for name, node in nodes.items()}
-    assert (pools["download"], pools["para_grpo"], pools["evaluate@base"]) == ("cpu", "gpu", "gpu")
-    assert list(nodes)[0] == "download" and list(nodes)[-1] == "report"
+    assert (chosen.sft.optimiser.schedule, chosen.sft.optimiser.warmup_share) == ("cosine", 0.05)
+    assert (chosen.grpo.prompts_per_step, chosen.grpo.group_size, chosen.grpo.steps) == (7, 8, 54)
+    assert (chosen.grpo.optimiser.learning_rate, chosen.grpo.optimiser.schedule) == (2e-6, "constant")
+    assert (chosen.grpo.clip_low, chosen.grpo.clip_high, chosen.grpo.importance_cap) == (0.2, 0.2, 5.0)
+    assert (chosen.grpo.micro_batch_tokens, chosen.grpo.kl_weight, chosen.grpo.save_every) == (
+        16_384,
+        0.01,
+        5,
+    )
+    for optimiser in (chosen.sft.optimiser, chosen.grpo.optimiser):
+        assert (optimiser.weight_decay, optimiser.betas, optimiser.clip_norm) == (0.01, (0.9, 0.999), 1.0)
+    assert (chosen.episode.temperature, chosen.episode.max_new_tokens, chosen.episode.max_turns) == (
+        0.7,
+        2048,
+        3,
+    )
+    assert (chosen.visual.min_pixels, chosen.visual.max_pixels) == (784, 50_176)
+    assert chosen.budget.choices == [4, 8, 16, 32, 64]
+    assert chosen.sft.freeze_vision and chosen.grpo.freeze_vision and chosen.sft.packing
+    assert (chosen.train.sharding, chosen.train.dtype, chosen.train.gradient_checkpointing) == (
+        "fsdp2",
+        "bfloat16",
+        True,
+    )
 
 
-TOY = """
-stages:
-  a:
-    cmd: cp in.txt a.txt
-    deps: [in.txt]
-    params: [lr]
-    outs: [a.txt]
-    meta: {pool: gpu}
-  b:
-    matrix: {n: [1, 2]}
-    cmd: cp a.txt b${item.n}.txt
-    deps: [a.txt]
-    outs: ["b${item.n}.txt"]
-"""
+def test_the_plan_says_what_it_assumes(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["doctor", "--scale", "paravt_8b", "--layout", "8x80"]) == 0
+    text = capsys.readouterr().out
+    for word in (
+        "weights",
+        "gradients",
+        "optimiser",
+        "activations",
+        "KV cache",
+        "visual tokens",
+        "steps an hour",
+    ):
+        assert word in text
+    assert "estimates, not measured" in text and "utilisation 0.35" in text
+    plan = to_json(make_plan(params(), LAYOUTS["8x80"]))
+    assert json.loads(json.dumps(plan))["fits"] is True
 
 
-def test_a_real_repository(tmp_path: Path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "dvc.yaml").write_text(TOY)
-    (tmp_path / "params.yaml").write_text("lr: 1e-6\n")
-    (tmp_path / "in.txt").write_text("1")
-    (tmp_path / "study").mkdir()
-    (tmp_path / "study" / "dvc.yaml").write_text("stages: {far: {cmd: echo 1}}\n")
-
-    def names() -> dict[str, str]:
-        return {step.node.name: step.action for step in make_plan(tmp_path).steps}
-
-    with Repo.init(str(tmp_path), no_scm=True) as repo:
-        assert names() == {"a": "run", "b@1": "run", "b@2": "run"}
-        repo.reproduce()
-        assert names() == {}
-        (tmp_path / "params.yaml").write_text("lr: 0.000001\n")
-        assert names() == {}
-        (tmp_path / "params.yaml").write_text("lr: 0.000002\n")
-        assert names() == {"a": "run", "b@1": "run", "b@2": "run"}
-        (tmp_path / "params.yaml").write_text("lr: 0.000001\n")
-        (tmp_path / "b1.txt").unlink()
-        assert names() == {"b@1": "restore"}
-        (tmp_path / "a.txt").unlink()
-        assert names() == {"a": "restore", "b@1": "restore"}
-        for path in (tmp_path / ".dvc" / "cache").rglob("*"):
-            if path.is_file():
-                path.chmod(0o644)
-                path.unlink()
-        assert names() == {"a": "run", "b@1": "run", "b@2": "run"}
-    monkeypatch.chdir(tmp_path / "study")
-    assert names() == {"a": "run", "b@1": "run", "b@2": "run"}
-
-
-def test_a_dvc_yaml_that_dvc_cannot_read_is_one_sentence(tmp_path: Path):
-    Repo.init(str(tmp_path), no_scm=True).close()
-    (tmp_path / "dvc.yaml").write_text("stages: {a: {}}\n")
-    with pytest.raises(PlanError, match="DVC cannot read the pipeline") as refusal:
-        make_plan(tmp_path)
-    assert "\n" not in str(refusal.value)
+def test_a_layout_of_another_scale_is_refused_in_a_sentence(monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    assert main(["doctor", "--scale", "huge", "--layout", "8x80"]) == 2
+    assert "scale=huge layout=8x80 cannot be composed" in capsys.readouterr().err
