@@ -39,7 +39,8 @@ from paravt.data.archives import (
     write_listing,
 )
 from paravt.data.media import MediaFile
-from paravt.data.transfer import Client, HubError, Remote, RemoteFile
+from paravt.data.patience import HubError
+from paravt.data.transfer import Client, Remote, RemoteFile
 
 log = logging.getLogger("paravt")
 

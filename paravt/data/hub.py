@@ -23,8 +23,9 @@ from urllib.parse import unquote
 
 from paravt.data.catalogue import Catalogue, at_once, bring, check_disk, matches, read_catalogue
 from paravt.data.media import MediaFile, MediaStore, folder_name
+from paravt.data.patience import HubError
 from paravt.data.published import SOURCES, Source
-from paravt.data.transfer import Client, HubError, Remote, RemoteFile, online
+from paravt.data.transfer import Client, Remote, RemoteFile, online
 from paravt.reporter import Reporter
 from paravt.weights import write_reference
 

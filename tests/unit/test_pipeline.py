@@ -32,7 +32,9 @@ FRAME = {
 _REWARDS = (".accuracy", ".format", ".published", ".score", ".tool")
 
 # Where media come from; each is compared with the checksum in the table of media, so they are the same ones.
-FRAME |= {f"paravt.data.{name}" for name in ("archives", "catalogue", "hub", "published", "transfer")}
+FRAME |= {
+    f"paravt.data.{name}" for name in ("archives", "catalogue", "hub", "patience", "published", "transfer")
+}
 
 # Imported for their names or for a check; a change of them does not change what the stage writes.
 BY_THE_WAY = {
