@@ -2,7 +2,8 @@
 
     visit     the step's prompts, in an order that follows from (seed, epoch, sample id)
     gate      K overview frames for each prompt and epoch (`budget`)
-    roll out  a group of episodes per prompt (`agent`), with the weights as they are
+    roll out  a group of episodes per prompt (`agent`), with the weights as they are; those that teach
+              nothing may be replaced (`refill`)
     reward    each episode by its record (`rewards`); what has no reward is left out and counted
     credit    group advantages of the totals, anchors on structural tokens (`advantages`, `anchors`)
     update    one optimiser step on the clipped, importance-corrected loss (`loss`)
@@ -22,6 +23,7 @@ Left out on purpose: rollouts from older weights.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 import copy
@@ -63,6 +65,7 @@ from paravt.grpo.batch import (
 from paravt.grpo.budget import prompt_budget
 from paravt.grpo.loss import Denominators, LossInputs, LossOutput, kl_to_go, mean_metrics, policy_loss
 from paravt.grpo.metrics import step_metrics
+from paravt.grpo.refill import refill, replacement, reserve_of_step
 from paravt.hashing import Item, items_of_step, stable_hash
 from paravt.model import Batch, TokenScores
 from paravt.reporter import Reporter
@@ -166,7 +169,8 @@ def train(
                 totals = step_totals(run.processes, groups, rows, setup.episode.max_new_tokens)
                 loop.count(step, totals)
             with clock.measure("train"):
-                values = step_metrics(totals, version=step) | loop.update(step, rows, totals, ids)
+                values = step_metrics(totals, version=step) | loop.refill_metrics()
+                values |= loop.update(step, rows, totals, ids)
             with clock.measure("sync"):
                 loop.sync(step + 1)
             kept = run.finish_step(step, values)
@@ -194,6 +198,7 @@ class _Loop:
     score_fn: Score
     video_root: str | Path
     empty_steps: int = 0
+    refills: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         brought = self.run.processes.gather(self.engine is not None)
@@ -211,9 +216,36 @@ class _Loop:
         """This process's groups of the step, not yet rewarded."""
         ids = [sample.id for sample in self.samples]
         items = items_of_step(self.setup.seed, step, self.setup.grpo.prompts_per_step, ids)
+        places = range(len(items))
         if not self.deals:
-            return self._groups(step, self.run.processes.share(items))
-        return self.run.processes.deal(self._groups(step, items) if self.engine else None)
+            return self._filled(step, items, self.run.processes.share(places), ids)
+        return self.run.processes.deal(self._filled(step, items, places, ids) if self.engine else None)
+
+    def _filled(
+        self, step: int, items: Sequence[Item], places: Sequence[int], ids: Sequence[str]
+    ) -> list[Group]:
+        """Groups for some places of the step; those that teach nothing are replaced if so configured."""
+        limit = self.setup.grpo.refill_limit
+        groups = self._groups(step, [items[place] for place in places])
+        if not limit:
+            return groups
+        reserve = reserve_of_step(self.setup.seed, step, items, ids)
+        refilled = refill(
+            dict(zip(places, self.reward(groups), strict=True)),
+            limit,
+            lambda group: step_rows(self.encoder, [group], self.setup.grpo, self.setup.anchoring).has_signal,
+            lambda place, round_: replacement(place, round_, items, reserve),
+            lambda visits: self.reward(self._groups(step, visits)),
+        )
+        self.refills = Counter(rolled=refilled.rolled, empty=refilled.empty)
+        return refilled.groups
+
+    def refill_metrics(self) -> dict[str, float]:
+        """What refilling took in this step, over all processes."""
+        if not self.setup.grpo.refill_limit:
+            return {}
+        total = sum(self.run.processes.gather(self.refills), Counter())
+        return {f"refill/{name}": float(total[name]) for name in ("rolled", "empty")}
 
     def _groups(self, step: int, items: Sequence[Item]) -> list[Group]:
         """A group for each item. At an epoch's border one step visits two epochs."""

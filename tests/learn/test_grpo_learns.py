@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paravt.config import AnchoringConfig, OptimiserConfig, RewardConfig
+from paravt.config import AnchoringConfig, BudgetConfig, OptimiserConfig, RewardConfig
 from paravt.engines import TransformersEngine
 from paravt.grpo import GRPOSetup, train
 from paravt.model import load_encoder, load_model
@@ -60,6 +60,27 @@ def run(loose: Path, scratch: Path, chosen: GRPOSetup, score_fn: Callable | None
 def equal_totals(rollout: Rollout, sample: Sample) -> Reward:
     """Every episode is worth the same; its structural sites are judged as ever."""
     return replace(score(rollout, sample, RewardConfig()), total=1.0)
+
+
+def by_sight(rollout: Rollout, sample: Sample) -> Reward:
+    """Right with 4 overview frames, or after a look; with 2 frames alone there is nothing to be seen."""
+    right = float(rollout.call_count > 0 or rollout.frames_seen >= 4)
+    return replace(score(rollout, sample, RewardConfig()), accuracy=right, tool=0.0, total=right)
+
+
+def arm(steps: int, gating: bool, anchoring: bool) -> GRPOSetup:
+    """One of the four arms; all else is equal."""
+    budget = BudgetConfig(choices=[2, 4], gating=gating)
+    anchors = AnchoringConfig(scope="site" if anchoring else "off", weight=1.0)
+    return setup(steps, 1e-3, budget=budget, anchoring=anchors)
+
+
+def test_anchoring_alone_teaches_closers_where_the_reward_teaches_nothing(loose, tmp_path):
+    _, mean = run(loose, tmp_path / "on", arm(12, gating=False, anchoring=True), by_sight)
+    assert mean("groups_without_spread", 0, 12) == 1  # nothing but anchors moves the weights
+    assert mean("unclosed/think", 8, 12) < mean("unclosed/think", 0, 2) - 0.05
+    _, mean = run(loose, tmp_path / "off", arm(3, gating=False, anchoring=False), by_sight)
+    assert mean("groups_without_spread", 0, 3) == mean("update_skipped", 0, 3) == 1
 
 
 def test_reward_accuracy_and_format_grow(loose, tmp_path):
