@@ -66,11 +66,18 @@ def read_choice(text: str | None, options: Sequence[str] = ()) -> str | None:
         leading = _LEADING.match(text)
         if leading:
             letter, rest = leading["letter"].upper(), _named_by_text(text[leading.end() :], texts)
-            if letter in rest:
+            if letter in rest and not _lists_letters(leading, text[leading.end() :], letter, offered):
                 return letter
             if rest or leading["mark"]:
                 named |= rest | {letter}
     return named.pop() if len(named) == 1 and named <= set(offered) else None
+
+
+def _lists_letters(leading: re.Match, rest: str, letter: str, offered: str) -> bool:
+    """Whether "(A) (B)" lists two letters, although the text of option A is "B"; "A. B" names option A."""
+    bare = rest.strip(" \"'`*.,;:!?()[]{}").upper()
+    written_out = (leading["mark"] or "").strip() in (".", ":") and not rest.lstrip().startswith(("(", "["))
+    return bare != letter and len(bare) == 1 and bare in offered and not written_out
 
 
 def _named_by_text(text: str, texts: Sequence[str]) -> set[str]:
@@ -115,7 +122,8 @@ _PAIRS = tuple(
 )
 _MINUTES = re.compile(
     r"(?<![\d.:])(\d{1,4})\s*(?:m|min|mins|minutes?)(?![a-z])"
-    r"(?:\s*(?:and\s+)?(\d{1,2}(?:\.\d+)?)\s*(?:s|secs?|seconds?)(?![a-z]))?"
+    r"(?:\s*(?:and\s+)?(\d{1,2}(?:\.\d+)?)\s*(?:s|secs?|seconds?)(?![a-z])"
+    r"|\s+([0-5]?\d(?:\.\d+)?)(?![\w:.]|\s*(?:m|mins?|minutes?)(?![a-z])))?"  # 1 minute 10
 )
 SAME_SPAN_S = 1.0  # two spans this close are one, said twice: "3.2 to 7.4 (0:03 to 0:07)"
 
@@ -127,7 +135,7 @@ def read_span(text: str | None) -> tuple[float, float] | None:
     pair inside a sentence.
     """
     text = " ".join(unicodedata.normalize("NFKC", text or "").casefold().split())
-    text = _MINUTES.sub(lambda match: f"{int(match[1]) * 60 + float(match[2] or 0)} s", text)
+    text = _MINUTES.sub(lambda match: f"{int(match[1]) * 60 + float(match[2] or match[3] or 0)} s", text)
     found = sorted((m.start(), m["a"], m["b"]) for pair in _PAIRS for m in pair.finditer(text))
     spans = [(_seconds(first), _seconds(second)) for _, first, second in found]
     if not spans or any(start is None or end is None or start > end for start, end in spans):

@@ -80,6 +80,8 @@ def test_option_texts_with_letters_numbers_and_repeats():
     assert read_choice(".5", ("5", ".5")) == "B" and read_choice("0.5", ("5", "0.5")) == "B"
     assert read_choice("cat", ("cat", "cat")) is None
     assert read_choice("B", ("B", "A")) == "B"  # a bare letter is a letter
+    assert read_choice("A. B", ("B", "A")) == "A" and read_choice("(A) (B)", ("B", "A")) is None
+    assert read_choice("A B", ("B", "A")) is None and read_choice("A", ("A", "B")) == "A"
     assert read_choice("square", ("A. circle", "B. square")) == "B"
     assert read_choice("not red", ("red", "not red")) == "B"
 
@@ -131,10 +133,12 @@ def test_minutes():
         "1:30-1:45",
         "00:01:30 to 00:01:45",
         "1 min 30 s to 1 min 45 s",
+        "1 minute 30 to 1 minute 45",
         "90 to 105",
     ):
         assert read_span(text) == (90.0, 105.0)
     assert read_span("2 minutes to 3 minutes") == (120.0, 180.0)
+    assert read_span("between 2 minutes and 3 minutes") == (120.0, 180.0)
     assert read_span("5 to 5") == (5.0, 5.0)
 
 
