@@ -22,8 +22,7 @@ from flows.run_stage import run_dvc, stop_all
 from stages import environment
 from stages import params as parameters
 from stages.command import command, fail
-from stages.tracking import StageReporter, Stopped, Target, pipeline_run, settle
-from stages.tracking.events import allowed
+from stages.tracking import StageReporter, Stopped, Target, links, pipeline_run, settle
 from stages.tracking.lifeline import lifeline
 
 log = logging.getLogger("paravt")
@@ -70,19 +69,9 @@ def record_stages(reporter: StageReporter, plan: Plan, root: Path) -> None:
 
 
 def makers(root: Path, target: Target) -> dict[str, str]:
-    """`stage.<name>` -> id of the newest run whose tag names the hash of its first output in dvc.lock."""
-    found = {}
-    for name, entry in read_lock(root).items():
-        for out in entry.get("outs", [])[:1]:
-            tag = allowed(f"dvc.out.{out['path']}")
-            runs = target.client.search_runs(
-                [target.experiment],
-                f"tags.`{tag}` = '{out['md5']}' and attributes.status = 'FINISHED'",
-                max_results=1,
-                order_by=["attributes.start_time DESC"],
-            )
-            found |= {f"stage.{name}": run.info.run_id for run in runs}
-    return found
+    """`stage.<name>` -> id of the run that made what dvc.lock names as the stage's first output."""
+    found = links.makers(target, read_lock(root))
+    return {f"stage.{name}": run.info.run_id for name, run in found.items()}
 
 
 def close_killed(root: Path) -> None:

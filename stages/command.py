@@ -11,6 +11,7 @@ import sys
 from paravt.errors import sentence
 from stages import environment
 from stages.params import ParamsError
+from stages.redact import cover
 from stages.tracking.journal import Busy
 
 FAILED, UNUSABLE = 1, 2
@@ -26,6 +27,7 @@ def command(name: str) -> Iterator[None]:
     Raises SystemExit(2) for parameters that cannot be run and for work that is running already, SystemExit(1)
     for other such errors. A fault of the program keeps its traceback.
     """
+    cover()
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     environment.apply(Path.cwd())
     try:

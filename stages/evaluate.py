@@ -30,6 +30,7 @@ from paravt.reporter import Reporter
 from paravt.rollout import Sample
 from stages import params as parameters
 from stages.command import command, fail
+from stages.headline import COLUMNS, TABLE, headline, table
 from stages.outputs import write_json
 from stages.tracking import StageReporter, stage_run
 
@@ -169,7 +170,8 @@ def _stage(name: str, benchmark: Benchmark, params: Params, reporter: StageRepor
     store = SCRATCH / f"{name}.jsonl"
     results = evaluate(params, Path("models") / name, benchmark, samples, store, reporter)
     metrics = metrics_of(results)
-    reporter.summary(flat(metrics))
+    reporter.summary(flat(metrics) | headline(results))
+    reporter.table(COLUMNS, table(results), TABLE)
     if words := complaint(results, params.evaluate.max_error_share):
         SCRATCH.mkdir(parents=True, exist_ok=True)
         write_results(SCRATCH / f"{name}.failed.jsonl", results)

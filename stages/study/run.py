@@ -23,6 +23,7 @@ from paravt.config import Params
 from stages.command import command, fail
 from stages.definition import dvc_hash
 from stages.evaluate import PREPARED, complaint, evaluate, flat, metrics_of
+from stages.headline import COLUMNS, TABLE, headline, table
 from stages.para_grpo import post_train
 from stages.params import digest
 from stages.study.arms import Arm, read_study
@@ -46,7 +47,8 @@ def run(arm: Arm, seed: int, params: Params, reporter: StageReporter) -> Record:
     samples = needles.load(Place(needles=PREPARED)).samples
     asked_alike = params.model_copy(update={"seed": EVALUATION_SEED})
     results = evaluate(asked_alike, model, needles, samples, home / "answers.jsonl", reporter)
-    reporter.summary(flat(metrics_of(results)))
+    reporter.summary(flat(metrics_of(results)) | headline(results))
+    reporter.table(COLUMNS, table(results), TABLE)
     if words := complaint(results, params.evaluate.max_error_share):
         fail(f"study {arm.name}", words)
     return Record(arm.name, seed, arm.overrides, tuple(results), curves)

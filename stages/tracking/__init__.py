@@ -8,6 +8,10 @@ FAILED (an exception, a non-zero exit) or KILLED (TERM, Ctrl-C, and kill -9: the
 Starting the same work again (same command, dependencies and parameters) continues the run that did not
 finish.
 
+A run is called by its stage and by what of method and seed its work depends on: `para_grpo (vanilla_grpo,
+seed 2)`; the tag `dvc.stage` is the stage alone. What it cost stands under `cost/` (stages.tracking.cost),
+what an evaluation found under `result/` (stages.headline); docs/tracking.md lists all names.
+
 `PIPELINE_RUN_ID` in the environment makes the run a child of the pipeline's run. Without it the runs of one
 `dvc repro` share the tag `pipeline.hash`.
 
@@ -53,8 +57,13 @@ __all__ = [
 log = logging.getLogger("paravt.tracking")
 
 GRACE_S = 30.0  # for sending the rest at the end, while the server answers
+HEADLINE_STAGE = "evaluate@para_grpo"  # the model that a pipeline is there to make
 AWAY_GRACE_S = 3.0  # when it did not answer before
 PARENT = "PIPELINE_RUN_ID"  # a name of our own: MLflow's MLFLOW_RUN_ID would make a stage continue its parent
+FLOW_RUN = "PIPELINE_FLOW_RUN_ID"
+PREFECT_TAGS = {"prefect.flow_run_id": (FLOW_RUN, "PREFECT__FLOW_RUN_ID")}
+# what shows that a stage, or one above it, depends on method or seed
+MARKS = {"method": ("method", "anchoring"), "seed": ("seed",)}
 
 
 @contextmanager
@@ -94,8 +103,9 @@ def pipeline_run(
 ) -> Iterator[tuple[StageReporter, dict[str, str]]]:
     """The parent run of a pipeline; yields its reporter and the environment that makes stages its children.
 
-    The environment is empty if tracking does not answer in time: the stages then stand alone. Stopping the
-    process is the caller's to handle.
+    Without a run id in it, because tracking does not answer in time, the stages stand alone. At its end the
+    run has the headline figures of the trained model and what its stages cost together. Stopping the process
+    is the caller's to handle.
     """
     key = _unique()
     journal = Journal(root / ".scratch" / "tracking" / f"{name}-{key}").acquire()
@@ -104,9 +114,34 @@ def pipeline_run(
         with _recorded(journal, name, params, None, {}, root, scratch) as reporter:
             reporter.tags({"pipeline.hash": pipeline_hash(root)} | dict(tags or {}))
             run_id = reporter.run_id(GRACE_S)
-            yield reporter, {PARENT: run_id} if run_id else {}
+            inherited = {PARENT: run_id} if run_id else {}
+            if tags and "prefect.flow_run_id" in tags:
+                inherited[FLOW_RUN] = tags["prefect.flow_run_id"]
+            try:
+                yield reporter, inherited
+            finally:
+                _conclude(reporter, root, run_id)
     finally:
         journal.release()
+
+
+def _conclude(reporter: StageReporter, root: Path, run_id: str | None) -> None:
+    """The figures of a pipeline's run that come from the runs of its stages."""
+    from stages.tracking.links import maker, pipeline_figures
+
+    lock_file = root / "dvc.lock"
+    lock = read_yaml(lock_file).get("stages", {}) if lock_file.exists() else {}
+    if lock:
+        reporter.tags({"dvc.lock.md5": dvc_hash(lock_file)})
+    if run_id is None:
+        return
+    outs = lock.get(HEADLINE_STAGE, {}).get("outs", [])
+    try:
+        target = Target(root)
+        evaluated = maker(target, outs[0]["path"], outs[0]["md5"]) if outs else None
+        reporter.summary(pipeline_figures(target, run_id, evaluated))
+    except Exception as error:  # worker boundary: tracking may be away, the pipeline is done all the same
+        log.warning("the figures of the stages could not be looked up (%s)", str(error).splitlines()[0])
 
 
 @contextmanager
@@ -123,7 +158,8 @@ def _recorded(
     reporter = StageReporter(journal, name, scratch)
     values = params.model_dump(mode="json") if isinstance(params, BaseModel) else dict(params or {})
     parent = os.environ.get(PARENT)
-    journal.append("start", name=name, tags=_tags(name, values, stage, root), parent=parent)
+    shown = _shown_name(name, values, stage, root)
+    journal.append("start", name=shown, tags=_tags(name, values, stage, root), parent=parent)
     reporter.params(values)
     for path, value in hashes.items():
         if path.split("/")[0] in ("data", "models"):
@@ -151,6 +187,7 @@ def _recorded(
             raise
         finally:
             system.finish()
+            reporter.costs()
             if reporter.dropped:
                 reporter.tags({f"not_finite.{metric}": n for metric, n in reporter.dropped.items()})
             journal.append("end", status=status)
@@ -188,11 +225,34 @@ def _tags(name: str, values: Mapping[str, Any], stage: Definition | None, root: 
     if stage:
         tags["pipeline.hash"] = pipeline_hash(root)
     tags |= {key: canonical(values[key]) for key in ("scale", "method", "seed") if key in values}
+    for tag, variables in PREFECT_TAGS.items():
+        if found := next((os.environ[name] for name in variables if os.environ.get(name)), None):
+            tags[tag] = found
     commit = git(root, "rev-parse", "HEAD")
     if commit:
         tags |= {"git.sha": commit, "mlflow.source.git.commit": commit}
         tags["git.dirty"] = "true" if git(root, "status", "--porcelain", "--untracked-files=no") else "false"
     return tags
+
+
+def _shown_name(name: str, values: Mapping[str, Any], stage: Definition | None, root: Path) -> str:
+    """The name for people: a chart's legend shows nothing else of a run."""
+    known = definitions(root) if stage else {}
+    parts = []
+    for key, word in (("method", ""), ("seed", "seed ")):
+        if key not in values or (key == "method" and name.endswith(str(values[key])) and not stage):
+            continue
+        if stage is None or _depends(stage, MARKS[key], known):
+            parts.append(f"{word}{canonical(values[key])}")
+    return f"{name} ({', '.join(parts)})" if parts else name
+
+
+def _depends(stage: Definition, groups: tuple[str, ...], known: Mapping[str, Definition]) -> bool:
+    """True if the stage, or one whose outputs it reads, has one of these groups of params.yaml."""
+    if set(groups) & set(stage.params):
+        return True
+    above = [other for other in known.values() if set(other.outs) & set(stage.deps)]
+    return any(_depends(other, groups, known) for other in above)
 
 
 def _user() -> str:

@@ -119,6 +119,24 @@ def _artifact(event: Mapping[str, Any], state: dict[str, Any], folder: Path, tar
         target.client.log_artifact(state["run_id"], str(path), event["folder"] or None)
 
 
+def _table(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target: Target) -> None:
+    import pandas as pd
+
+    name = event["name"]
+    frame = pd.DataFrame(event["rows"], columns=event["columns"])
+    there = target.client.list_artifacts(state["run_id"], posixpath.dirname(name) or None)
+    if any(item.path == name for item in there):
+        # log_table would append to what an earlier attempt has sent
+        text = frame.to_json(orient="split", index=False)
+        target.client.log_text(state["run_id"], text, name)
+    else:
+        target.client.log_table(state["run_id"], frame, name)
+
+
+def _nothing(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target: Target) -> None:
+    """Kept on disk alone: the run's costs are computed from it at the end."""
+
+
 def _dataset(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target: Target) -> None:
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
@@ -159,6 +177,8 @@ _APPLY = {
     "metrics": _metrics,
     "tags": _tags,
     "artifact": _artifact,
+    "table": _table,
+    "spent": _nothing,
     "dataset": _dataset,
     "model": _model,
     "trace": _trace,

@@ -23,6 +23,8 @@ import threading
 import time
 from typing import Any
 
+from stages.redact import redact_all, redact_file
+
 log = logging.getLogger("paravt.tracking")
 
 _held: set[Path] = set()  # a record lock does not keep its own process out
@@ -86,8 +88,9 @@ class Journal:
                 _held.discard(self.folder)
 
     def append(self, kind: str, **fields: Any) -> None:
-        """Write one event; it is with the operating system when this returns."""
-        line = json.dumps({"kind": kind, "time": time.time(), **fields}, ensure_ascii=False) + "\n"
+        """Write one event without secrets; it is with the operating system when this returns."""
+        event = {"kind": kind, "time": time.time(), **redact_all(fields)}
+        line = json.dumps(event, ensure_ascii=False) + "\n"
         try:
             with self._append_guard, open(self.events_file, "ab") as file:
                 file.write(line.encode("utf-8", "surrogatepass"))
@@ -97,13 +100,16 @@ class Journal:
             self._complained = True
 
     def keep(self, path: Path) -> str:
-        """A copy of a file or folder that waits for sending; its name inside the record."""
+        """A copy of a file or folder, without secrets, that waits for sending; its name inside the record."""
         target = self.folder / "files" / f"{time.time_ns()}" / path.name
         target.parent.mkdir(parents=True)
         if path.is_dir():
             shutil.copytree(path, target)
         else:
             shutil.copyfile(path, target)
+        for file in target.rglob("*") if target.is_dir() else [target]:
+            if file.is_file():
+                redact_file(file)
         return target.relative_to(self.folder).as_posix()
 
     def events(self, offset: int = 0) -> Iterator[tuple[dict[str, Any], int]]:

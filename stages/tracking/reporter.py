@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 import hashlib
+from itertools import chain
 from pathlib import Path
 import sys
 import threading
@@ -18,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from paravt.reporter import finite
 from paravt.rollout import Rollout, Sample
 from stages.params import canonical, flatten
+from stages.redact import redact
 from stages.scratch import Scratch
-from stages.tracking import spans
+from stages.tracking import cost, spans
 from stages.tracking.journal import Journal
 
 if TYPE_CHECKING:
@@ -47,6 +49,7 @@ class StageReporter:
         self._samples: dict[str, Sample] = {}
         self._calls = 0
         self._traces = 0
+        self._told_step: int | None = None  # the trainer has told what its episodes cost
         self._shown = 0.0
         self._guard = threading.Lock()
         # what an earlier attempt of this run recorded: its newest step by metric
@@ -57,6 +60,8 @@ class StageReporter:
                     self._recorded[metric] = max(event["step"], self._recorded.get(metric, event["step"]))
 
     def metrics(self, values: Mapping[str, float | None], step: int) -> None:
+        if cost.EVERY_STEP in values:
+            self._told_step = step
         kept = finite(values, self.dropped)
         kept = {name: value for name, value in kept.items() if step > self._recorded.get(name, step - 1)}
         self._record(kept, step)
@@ -79,7 +84,9 @@ class StageReporter:
         self._record(finite(values, self.dropped), 0)
 
     def rollouts(self, rollouts: Sequence[Rollout], step: int) -> None:
-        """Keeps a few of them as traces: from the first calls, then from each tenth."""
+        """Counts what they cost, and keeps a few as traces: from the first calls, then from each tenth."""
+        if step != self._told_step:
+            self._journal.append("spent", values=cost.of_rollouts(rollouts))
         with self._guard:
             self._calls += 1
             wanted = self._calls <= EVERY_CALL or self._calls % THEN_EACH == 0
@@ -142,9 +149,20 @@ class StageReporter:
         """A text kept with the run as a file called `name`."""
         aside = self._journal.folder / "files" / f"{time.time_ns()}" / name
         aside.parent.mkdir(parents=True)
-        aside.write_text(text, encoding="utf-8", errors="surrogatepass")
+        aside.write_text(redact(text), encoding="utf-8", errors="surrogatepass")
         inside = aside.relative_to(self._journal.folder).as_posix()
         self._journal.append("artifact", file=inside, folder=folder)
+
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Any]], name: str) -> None:
+        """A table kept with the run as `name` (ends in .json), as `mlflow.log_table` writes it."""
+        self._journal.append("table", columns=list(columns), rows=[list(row) for row in rows], name=name)
+        self._wake()
+
+    def costs(self) -> None:
+        """Record what the run has cost so far, all attempts together; see `stages.tracking.cost`."""
+        events = (event for event, _ in self._journal.events())
+        now = {"kind": "now", "time": time.time()}
+        self._record(cost.cost(chain(events, [now]), cost.gpus_used()), 0)
 
     def dataset(self, path: str, dvc_hash: str, role: str) -> None:
         """Data that the run read (`role`: training, evaluation, ...), by path and DVC hash."""

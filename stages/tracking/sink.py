@@ -14,6 +14,7 @@ from pathlib import Path
 import threading
 from typing import Any
 
+from stages.redact import redact
 from stages.tracking.events import apply
 from stages.tracking.journal import Journal, abandoned
 
@@ -172,7 +173,7 @@ class Sender:
                 if failures == 0:
                     log.warning(
                         "tracking at %s does not answer (%s); metrics are kept in %s and sent later",
-                        target.uri if target else tracking_uri(self._root),
+                        redact(target.uri if target else tracking_uri(self._root)),
                         _short(error),
                         self._journal.folder,
                     )
@@ -189,7 +190,7 @@ class Sender:
 
 
 def _short(error: Exception) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__
+    return redact(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _joined(journal: Journal, offset: int) -> Iterator[tuple[dict[str, Any], int]]:

@@ -73,10 +73,20 @@ def test_the_flow_makes_everything_and_tracks_it(smoke):
         "data/prepared/report.json",
     ):
         assert (smoke / path).is_file()
-    runs = {item.info.run_name: item for item in tracked(smoke)}
+    runs = {item.data.tags["dvc.stage"]: item for item in tracked(smoke)}
     assert set(runs) == {"pipeline", *STAGES}
     assert {item.info.status for item in runs.values()} == {"FINISHED"}
     parent = runs.pop("pipeline")
+    # names for people: what of method and seed the work depends on
+    names = {stage: item.info.run_name for stage, item in runs.items()}
+    assert names["sft"] == "sft (seed 1)" and names["para_grpo"] == "para_grpo (para_grpo, seed 1)"
+    assert (
+        parent.data.metrics["result/accuracy"] == runs["evaluate@para_grpo"].data.metrics["result/accuracy"]
+    )
+    spent = [item.data.metrics.get("cost/tokens_sampled", 0.0) for item in runs.values()]
+    assert parent.data.metrics["cost/tokens_sampled"] == sum(spent) > 0
+    for item in runs.values():
+        assert item.data.tags["prefect.flow_run_id"] == parent.data.tags["prefect.flow_run_id"]
     assert {item.data.tags["mlflow.parentRunId"] for item in runs.values()} == {parent.info.run_id}
     assert "prefect.flow_run_id" in parent.data.tags
     assert parent.data.tags["stage.evaluate_sft"] == runs["evaluate@sft"].info.run_id
@@ -146,7 +156,7 @@ def test_the_study_starts_from_the_sft_checkpoint_and_does_nothing_twice(smoke):
     assert [item["budget"] for item in results["sft-1"]["asked"][:2]] == [4, 8]
     again = run(smoke, "flows.study")
     assert again.returncode == 0 and again.stdout.count("up to date,") == len(runs), again.stdout
-    names = [item.info.run_name for item in tracked(smoke)]
+    names = [item.data.tags["dvc.stage"] for item in tracked(smoke)]
     assert len(names) == before + len(runs) and "study-no_tool_reward" in names
     assert not list((smoke / ".scratch/study").iterdir())
 
@@ -182,6 +192,6 @@ def test_kill_9_in_the_middle_changes_nothing_in_the_end(smoke, stage):
     assert done.returncode == 0, done.stdout
     assert (smoke / "dvc.lock").read_bytes() == before
     assert (smoke / "reports" / stage / "metrics.jsonl").read_bytes() == metrics
-    (newest, *_) = [item for item in tracked(smoke) if item.info.run_name == stage]
+    (newest, *_) = [item for item in tracked(smoke) if item.data.tags["dvc.stage"] == stage]
     assert (newest.info.status, newest.data.tags["attempts"]) == ("FINISHED", "2")
     assert make_plan(smoke).steps == ()

@@ -85,4 +85,4 @@ def test_a_refusal_is_final_and_what_it_feeds_is_not_started(prefect_server, toy
     client = MlflowClient(f"sqlite:///{toy / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("paravt")
     (parent,) = client.search_runs([experiment.experiment_id])
-    assert (parent.info.run_name, parent.info.status) == ("pipeline", "FAILED")
+    assert (parent.data.tags["dvc.stage"], parent.info.status) == ("pipeline", "FAILED")
