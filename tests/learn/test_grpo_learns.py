@@ -84,7 +84,7 @@ def test_anchoring_alone_teaches_closers_where_the_reward_teaches_nothing(loose,
 
 
 def test_reward_accuracy_and_format_grow(loose, tmp_path):
-    _, mean = run(loose, tmp_path, setup(21, 7e-4))
+    _, mean = run(loose, tmp_path, setup(21, 1e-3))
     assert mean("reward/total", 14, 21) > mean("reward/total", 0, 3) + 0.3
     assert mean("reward/accuracy", 14, 21) > mean("reward/accuracy", 0, 3) + 0.25
     assert mean("site/think", 14, 21) > mean("site/think", 0, 3) + 0.1
