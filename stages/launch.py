@@ -42,9 +42,10 @@ def spread(module: str, train: TrainConfig, count: int) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     elif torch.cuda.device_count() < count:
+        found = torch.cuda.device_count()
         raise ValueError(
-            f"train.processes asks for {count} GPUs, but {torch.cuda.device_count()} are here; write that many, "
-            "or set CUDA_VISIBLE_DEVICES"
+            f"train.processes asks for {count} GPUs and there are {found}; write that many, or set "
+            "CUDA_VISIBLE_DEVICES"
         )
     command = launcher(module, train, count)
     sys.stdout.flush()

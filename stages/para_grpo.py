@@ -51,6 +51,7 @@ def post_train(
     """
     import torch
 
+    from paravt.card import write_card
     from paravt.grpo import GRPOSetup, train
     from paravt.model import load_encoder, load_model
     from paravt.training import write_model_folder
@@ -65,7 +66,7 @@ def post_train(
         result = train(model, None, engine, encoder, samples, setup, reporter, scratch)
         if engine is not None:
             reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
-    write_model_folder(model, start, target, dtype)
+    write_model_folder(model, start, target, dtype, lambda folder: write_card(folder, params, "para_grpo"))
     return result
 
 

@@ -45,6 +45,7 @@ def cold_start(
     """
     import torch
 
+    from paravt.card import write_card
     from paravt.data.schema import read_traces
     from paravt.model import load_encoder, load_model
     from paravt.sft import SFTSetup, train
@@ -55,7 +56,7 @@ def cold_start(
     model = load_model(base, dtype, params.train.attention)
     encoder = load_encoder(base, params.visual)
     result = train(model, encoder, traces, SFTSetup.of(params), reporter, scratch)
-    write_model_folder(model, base, target, dtype)
+    write_model_folder(model, base, target, dtype, lambda folder: write_card(folder, params, "sft"))
     return result
 
 

@@ -1,0 +1,115 @@
+"""The card of a model folder: what it was made from, how, under which licences, and whom to cite.
+
+It follows from the parameters alone and holds no times and no run ids, so the same training writes the same
+folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from paravt.config import Params
+
+Stage = Literal["sft", "para_grpo"]
+
+ABOUT = """\
+A Qwen3-VL that answers questions about a video. It sees a few frames, calls `crop_video` on any number of
+time windows in one turn, reads the reports of sub-agents with the same weights, and answers."""
+
+CITATION = """\
+```bibtex
+@misc{paravt,
+  title = {ParaVT},
+  year = {2026},
+  eprint = {2605.20342},
+  archivePrefix = {arXiv}
+}
+```
+
+The base model is to be cited as its own card asks."""
+
+
+def write_card(folder: Path, params: Params, stage: Stage) -> None:
+    """README.md of a model folder."""
+    (folder / "README.md").write_text(model_card(params, stage), encoding="utf-8")
+
+
+def model_card(params: Params, stage: Stage) -> str:
+    """Markdown with the metadata block of the hub."""
+    hub = params.data.hub
+    published = hub.model.repository if hub and hub.model else None
+    meta = {
+        "license": "apache-2.0",
+        "library_name": "transformers",
+        "pipeline_tag": "video-text-to-text",
+        "tags": "[qwen3-vl, video, tool-calling, paravt]",
+    } | ({"base_model": published} if published else {})
+    name = (published or params.base_model).rpartition("/")[2]
+    method = "SFT" if stage == "sft" else f"SFT and GRPO ({params.method})"
+    sections = {
+        "Data": _data(params),
+        "Method": _method(params, stage),
+        "Use": _use(params),
+        "Licence": _licence(params),
+        "Citation": CITATION,
+    }
+    head = "\n".join(f"{key}: {value}" for key, value in meta.items())
+    parts = [f"---\n{head}\n---", f"# {name} after {method}", ABOUT]
+    return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
+
+
+def _data(params: Params) -> str:
+    hub, needles = params.data.hub, params.data.needles
+    if hub is None:
+        size = f"{needles.size} x {needles.size} pixels"
+        counts = f"{needles.sft_count} samples for SFT and {needles.rl_count} questions for RL"
+        return f"The needle world of this project, from seed {params.data.seed}: {counts}, {size}."
+    reports = "their own words" if hub.reports == "row" else "reports of the base model"
+    return "\n".join(
+        [
+            f"- rows: `{hub.training.repository}` at `{hub.training.revision}`",
+            f"- SFT splits: {', '.join(hub.sft_splits)}; returned frames are replaced by {reports}",
+            f"- media: `{hub.media.repository}` at `{hub.media.revision}`",
+        ]
+    )
+
+
+def _method(params: Params, stage: Stage) -> str:
+    sft, grpo, lora = params.sft, params.grpo, params.train.lora
+    how = f"adapters of rank {lora.rank}, merged" if lora else "all weights of the language model"
+    frozen = lora or (sft.freeze_vision and grpo.freeze_vision)
+    lines = [
+        f"- trained: {how}{'; the vision tower is frozen' if frozen else ', and the vision tower'}",
+        f"- SFT: {sft.steps} steps of {sft.batch_size} samples, rate {sft.optimiser.learning_rate:g}",
+    ]
+    if stage == "para_grpo":
+        size = f"{grpo.prompts_per_step} prompts with {grpo.group_size} episodes each"
+        gate = f"drawn from {params.budget.choices}" if params.budget.gating else "always the largest"
+        anchor, kl = params.anchoring, f"KL {grpo.kl}, weight {grpo.kl_weight:g}"
+        lines += [
+            f"- GRPO: {grpo.steps} steps of {size}, rate {grpo.optimiser.learning_rate:g}",
+            f"- frame budget {gate}; anchoring {anchor.scope}, weight {anchor.weight:g}; {kl}",
+        ]
+    return "\n".join([*lines, f"- seed {params.seed}"])
+
+
+def _use(params: Params) -> str:
+    visual = params.visual
+    marks = "each after its time as `<12.3 seconds>`" if visual.time_marks else "without their times"
+    return "\n".join(
+        [
+            f"- frames are images of {visual.min_pixels:,} to {visual.max_pixels:,} pixels, {marks}",
+            f"- a crop has at most {visual.crop_max_frames} frames, {visual.crop_fps:g} a second",
+            "- `paravt ask VIDEO QUESTION --model FOLDER` does all of it",
+            "- transformers and vLLM load the folder as any Qwen3-VL",
+        ]
+    )
+
+
+def _licence(params: Params) -> str:
+    hub = params.data.hub
+    text = "The weights are under Apache-2.0, as those of the base model."
+    if hub:
+        text += f" The data was used under the licences {', '.join(hub.licences)}; their cards say more."
+    return text
