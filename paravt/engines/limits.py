@@ -68,9 +68,7 @@ class ModelFacts:
             tokenizer = (Path(folder) / "tokenizer.json").read_bytes()
             text = config["text_config"]
             control = {config[name] for name in UNSAMPLED_FIELDS if config[name] < text["vocab_size"]}
-            plain = {key: value for key, value in config.items() if key not in CHANGES_NOTHING}
-            plain["text_config"] = {key: text[key] for key in text if key not in CHANGES_NOTHING}
-            digest = hashlib.sha256(json.dumps(plain, sort_keys=True).encode() + tokenizer)
+            digest = hashlib.sha256(json.dumps(_decisive(config), sort_keys=True).encode() + tokenizer)
             return cls(
                 image_pad_id=config["image_token_id"],
                 vision_start_id=config["vision_start_token_id"],
@@ -82,3 +80,12 @@ class ModelFacts:
             )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise EngineError(f"{folder} is not a complete Qwen3-VL model folder ({error})") from error
+
+
+def _decisive(config: dict) -> dict:
+    """The configuration without what saving a model changes, at any depth."""
+    return {
+        key: _decisive(value) if isinstance(value, dict) else value
+        for key, value in config.items()
+        if key not in CHANGES_NOTHING
+    }

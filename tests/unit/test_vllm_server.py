@@ -24,6 +24,7 @@ from paravt.engines.limits import ModelFacts, PromptLimits
 from paravt.engines.served.key_guard import KeyGuard
 from paravt.engines.server import KEY, PYTHON, ServerPlan, VLLMServer, api_key, interpreter, tail
 from paravt.engines.wire import FrameUrls, collapse
+from paravt.model import load_model
 from tests.standin import decode
 from tests.tiny import VISUAL, tiny_folder, tiny_model
 
@@ -90,6 +91,9 @@ def test_the_name_is_of_the_architecture_and_not_of_the_weights(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"transformers_version": "9"}))
     assert ModelFacts.of(tmp_path) == base
+    config["vision_config"]["dtype"] = config["text_config"]["dtype"] = "float32"  # a saved copy says so
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert ModelFacts.of(tmp_path) == base
     config["text_config"]["num_hidden_layers"] = 3
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert ModelFacts.of(tmp_path).fingerprint != base.fingerprint
@@ -103,6 +107,14 @@ def test_the_facts_are_those_of_the_loaded_model():
     assert facts.vocabulary == model.config.text_config.vocab_size
     assert facts.context == model.config.text_config.max_position_embeddings
     assert facts.image_pad_id == model.config.image_token_id
+
+
+def test_a_saved_model_keeps_its_name(tmp_path):
+    from paravt.model import save_model
+
+    base = ROOT / "models" / "tiny-base"
+    save_model(load_model(base), base, tmp_path)
+    assert ModelFacts.of(tmp_path) == ModelFacts.of(base)
 
 
 def test_a_folder_that_is_no_model_is_named(tmp_path):
