@@ -27,6 +27,8 @@ from paravt.rollout import LETTERS, QuestionType, Sample
 
 _PLACEHOLDER = re.compile(r"<(?:video|image)(?:_\d+)?>\n?")
 _OPTION = re.compile(r"^\s*[(\[]?([A-J])[)\].:]\s*(\S.*)$")
+_INLINE = re.compile(r"\b(?:options|choices|candidates)\s*(?:are)?\s*:\s*(?=[(\[]?A[)\].:])", re.IGNORECASE)
+_LETTER = re.compile(r"(?:^|(?<=\s))[(\[]?([A-J])[)\].:]\s*")
 _OPTIONS_HEADER = re.compile(r"^\s*(?:options|choices|candidates)\s*:?\s*$", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?<=[.!?:])\s+(?=[A-Z<*\"'(])")
 _INSTRUCTION = re.compile(
@@ -69,6 +71,9 @@ def read_question(text: str) -> Asked:
     """What a published user text asks. Raises RowError if nothing is left of it."""
     lines, options, dropped = [], [], 0
     for line in _PLACEHOLDER.sub("", text).splitlines():
+        if not options and (inline := _INLINE.search(line)):
+            options = _inline_options(line[inline.end() :])
+            line = line[: inline.start()] if options else line
         match = _OPTION.match(line)
         if match and match[1] == LETTERS[len(options) : len(options) + 1]:
             options.append(match[2].strip())
@@ -86,6 +91,13 @@ def read_question(text: str) -> Asked:
     if not question:
         raise RowError("no question is left after its instructions")
     return Asked(question, tuple(options), dropped)
+
+
+def _inline_options(text: str) -> list[str]:
+    """The options of "A. cat B. dog", in one line; none if their letters do not follow each other from A."""
+    _, *pieces = _LETTER.split(text)
+    letters, found = pieces[::2], [piece.strip(" ,;") for piece in pieces[1::2]]
+    return found if len(found) > 1 and all(found) and "".join(letters) == LETTERS[: len(found)] else []
 
 
 def read_gold(

@@ -279,6 +279,9 @@ def test_every_trace_that_leaves_is_in_the_grammar(steps, think, answer, choice)
     [
         ("<video>Which animal?", Asked("Which animal?", (), 0)),
         ("<video>\nWhich animal?\nA. cat\nB. dog", Asked("Which animal?", ("cat", "dog"), 0)),
+        ("Which? Options: A. cat, B. a dog. C. cow", Asked("Which?", ("cat", "a dog.", "cow"), 0)),
+        ("Which?\nChoices: (A) cat (B) dog", Asked("Which?", ("cat", "dog"), 0)),
+        ("Options: A. cat", Asked("Options: A. cat", (), 0)),
         ("Which?\n(A) cat\n(B) dog\n(C) cow", Asked("Which?", ("cat", "dog", "cow"), 0)),
         (f"{ASKED}\n{INSTRUCTED}", Asked("Which animal?", ("cat", "dog"), 3)),
         (
