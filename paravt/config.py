@@ -215,6 +215,12 @@ class EvaluateConfig(Group):
     """Episodes sampled per temperature."""
     max_error_share: float = Field(0.02, ge=0, le=1)
     """Above it, the command ends non-zero."""
+    benchmarks: list[str] = []
+    """Published splits that are asked greedily beside the needle split."""
+    benchmark_budget: int = Field(64, gt=0)
+    """Overview frames for them."""
+    benchmark_questions: int | None = Field(None, gt=0)
+    """Questions of each, drawn by their ids; null: all."""
 
 
 class NeedlesConfig(Group):

@@ -3,7 +3,7 @@
 Reads models/NAME, data/prepared/eval.jsonl and params.yaml. Asks each question greedily at each frame budget
 of evaluate.budgets, and samples episodes at evaluate.format_temperatures for format compliance and the mean
 format reward. Writes reports/evaluate/NAME/results.jsonl (one line a question) and metrics.json, both without
-times.
+times; where evaluate.benchmarks names published splits (tables in data/hub), benchmarks/ beside them.
 
 Answers are kept in .scratch/evaluate/NAME.jsonl as they come; a run that was stopped goes on from there.
 Ends with 1 if more than evaluate.max_error_share of the questions failed or were skipped.
@@ -29,6 +29,7 @@ from paravt.local import open_model
 from paravt.reporter import Reporter
 from paravt.rollout import Sample
 from stages import params as parameters
+from stages.benchmarks import copy_results, evaluate_published
 from stages.command import command, fail
 from stages.headline import COLUMNS, TABLE, headline, table
 from stages.outputs import write_json
@@ -121,13 +122,15 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float | None]:
     return found
 
 
-def write_outputs(target: Path, results: Sequence[Result]) -> dict[str, Any]:
-    """results.jsonl and metrics.json, both or none; returns the metrics."""
+def write_outputs(target: Path, results: Sequence[Result], published: Path | None = None) -> dict[str, Any]:
+    """results.jsonl, metrics.json and, from `published`, benchmarks/: all or none; returns the metrics."""
     metrics = metrics_of(results)
 
     def write(folder: Path) -> None:
         write_results(folder / "results.jsonl", results)
         write_json(folder / "metrics.json", metrics)
+        if published is not None:
+            copy_results(published, folder / "benchmarks")
 
     publish(target, write)
     return metrics
@@ -168,7 +171,8 @@ def _stage(name: str, benchmark: Benchmark, params: Params, reporter: StageRepor
     samples = benchmark.load(Place(needles=PREPARED)).samples
     reporter.know(samples)
     store = SCRATCH / f"{name}.jsonl"
-    results = evaluate(params, Path("models") / name, benchmark, samples, store, reporter)
+    model = Path("models") / name
+    results = evaluate(params, model, benchmark, samples, store, reporter)
     metrics = metrics_of(results)
     reporter.summary(flat(metrics) | headline(results))
     reporter.table(COLUMNS, table(results), TABLE)
@@ -176,10 +180,26 @@ def _stage(name: str, benchmark: Benchmark, params: Params, reporter: StageRepor
         SCRATCH.mkdir(parents=True, exist_ok=True)
         write_results(SCRATCH / f"{name}.failed.jsonl", results)
         fail(f"evaluate@{name}", f"{words}; all are in {SCRATCH / f'{name}.failed.jsonl'}")
-    write_outputs(REPORTS / name, results)
+    write_outputs(REPORTS / name, results, _published(name, model, params, reporter))
     for budget, parts in metrics["accuracy"].items():
         shown = ", ".join(f"{kind} {part['strict']:.3f}" for kind, part in parts.items())
         print(f"evaluate@{name}: {budget}: {shown}")
+
+
+def _published(name: str, model: Path, params: Params, reporter: StageReporter) -> Path | None:
+    """Ask evaluate.benchmarks; the folder with what they gave, None if there are none."""
+    if not params.evaluate.benchmarks:
+        return None
+    home = SCRATCH / f"{name}-benchmarks"
+    found = evaluate_published(params, model, home, reporter)
+    for benchmark, (results, figures) in found.items():
+        score = figures["headline"]["strict"]
+        if score is not None:
+            reporter.summary({f"benchmarks/{benchmark}/strict": score})
+        print(f"evaluate@{name}: {benchmark}: {figures['measure']} {score}")
+        if words := complaint(results, params.evaluate.max_error_share):
+            fail(f"evaluate@{name}", f"{benchmark}: {words}; all are in {home / f'{benchmark}.jsonl'}")
+    return home
 
 
 if __name__ == "__main__":

@@ -76,6 +76,20 @@ def test_the_whole_pipeline_runs_on_the_published_layouts(run):
 REPORTS = {"validation": "data/prepared/report.json", "download": "data/hub/report.json"}
 
 
+def test_the_published_splits_are_asked_of_every_model(run):
+    splits = {"videomme", "videomme_wsub", "longvideobench", "lvbench", "mlvu", "mmvu", "charades"}
+    for name in ("base", "sft", "para_grpo"):
+        folder = run.repository / "reports" / "evaluate" / name / "benchmarks"
+        summary = json.loads((folder / "summary.json").read_text())
+        assert set(summary) == splits and (folder / "charades.jsonl").is_file()
+        states = [figures["counts"] for figures in summary.values()]
+        assert all(0 < count["asked"] <= 4 for count in states)
+        assert sum(count["answered"] + count["unparsed"] for count in states) > sum(
+            count["failed"] + count["skipped"] for count in states
+        )
+        assert summary["charades"]["measure"] == "mIoU" and "macro" in summary["mlvu"]
+
+
 def test_training_used_the_published_rows_and_the_models_own_weights(run):
     traces = read_traces(run.repository / "data/prepared/sft.jsonl")
     samples = read_samples(run.repository / "data/prepared/rl.jsonl")

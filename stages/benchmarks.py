@@ -1,0 +1,69 @@
+"""The published splits inside `evaluate`: asked greedily at one frame budget, from the tables in data/hub.
+
+Writes one result a question and a summary per split to a folder that the stage publishes with its own files.
+Answers are kept in .scratch/evaluate/NAME-benchmarks as they come; a run that was stopped goes on from there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+import shutil
+from typing import Any
+
+from paravt.benchmarks import Place
+from paravt.benchmarks.results import Result
+from paravt.benchmarks.runner import Asking, code_version, folder_hash
+from paravt.benchmarks.session import Plan, evaluate
+from paravt.config import Params, RewardConfig
+from paravt.data.media import media_root
+from paravt.local import open_model
+from paravt.reporter import Reporter
+
+TABLES = Path("data/hub")
+
+
+def evaluate_published(
+    params: Params, model: Path, home: Path, reporter: Reporter
+) -> dict[str, tuple[list[Result], dict[str, Any]]]:
+    """Results and figures of each of evaluate.benchmarks; all files are in `home`."""
+    from paravt.engines.limits import PromptLimits
+    from paravt.model import load_encoder
+
+    config = params.evaluate
+    episode = params.episode.model_copy(update={"temperature": 0.0})
+    weights, code = folder_hash(model), code_version()
+    engine = f"{params.engine.name} {getattr(params.engine, 'dtype', '')}".strip()
+    scoring = RewardConfig(
+        open_ended="f1" if params.reward.open_ended == "judge" else params.reward.open_ended
+    )
+    asking = Asking(episode, params.visual, scoring, params.seed, weights, code, {"engine": engine})
+    tokenizer = load_encoder(model, params.visual).tokenizer
+    place = Place(
+        tables=TABLES,
+        media=media_root(),
+        count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+    )
+    limits = PromptLimits.of(episode, params.visual, config.benchmark_budget)
+    asked = {
+        "model": model.name,
+        "weights": weights,
+        "engine": engine,
+        "overview_frames": config.benchmark_budget,
+        "episode": episode.model_dump(mode="json"),
+        "visual": params.visual.model_dump(mode="json"),
+        "open_ended": scoring.open_ended,
+        "subtitle_tokens": place.subtitle_tokens,
+        "seed": params.seed,
+        "limit": config.benchmark_questions,
+    }
+    plan = Plan(tuple(config.benchmarks), config.benchmark_budget, home, place, config.benchmark_questions)
+    return evaluate(
+        plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, asked
+    )
+
+
+def copy_results(home: Path, target: Path) -> None:
+    """The results and the summary, without answers and locks."""
+    target.mkdir()
+    for path in sorted(home.glob("*.json*")):
+        shutil.copyfile(path, target / path.name)
