@@ -183,7 +183,10 @@ class Batch:
 
 
 def collate(conversations: Sequence[Conversation]) -> Batch:
-    """A Batch of the conversations, in order. Pad tokens are id 0 with attention, loss and position 0."""
+    """A Batch of the conversations, in order. Pad tokens are id 0 with attention, loss and position 0.
+
+    Raises ValueError for a sampled token without a log-prob: those of an endpoint are for evaluation only.
+    """
     shape = (len(conversations), max(len(conversation.ids) for conversation in conversations))
     ids, attention, loss = (np.zeros(shape, dtype=np.int64) for _ in range(3))
     logprobs = np.zeros(shape, dtype=np.float32)
@@ -196,6 +199,11 @@ def collate(conversations: Sequence[Conversation]) -> Batch:
         logprobs[row, :length] = conversation.engine_logprobs
         positions[:, row, :length], _ = rope_positions(
             conversation.ids, conversation.visuals, conversation.image_pad_id
+        )
+    if np.isnan(logprobs).any():
+        raise ValueError(
+            "a sampled token has no log-prob: episodes of an endpoint cannot be trained on; sample with "
+            "engine transformers or vllm"
         )
     arrays = (ids, attention, positions, loss, logprobs)
     visuals = tuple(visual for conversation in conversations for visual in conversation.visuals)

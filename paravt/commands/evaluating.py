@@ -102,7 +102,9 @@ def report(options: argparse.Namespace) -> int:
     from paravt.benchmarks.published import markdown
     from paravt.benchmarks.session import read_summary
 
-    names = [folder.resolve().name for folder in options.folders]
+    # the stage keeps them in reports/evaluate/MODEL/benchmarks
+    paths = [folder.resolve() for folder in options.folders]
+    names = [path.parent.name if path.name == "benchmarks" else path.name for path in paths]
     if len(set(names)) != len(names):
         raise UsageError("two folders have one name; name each after its model")
     page = markdown(

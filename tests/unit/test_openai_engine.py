@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 import math
 
 import numpy as np
@@ -17,6 +18,7 @@ from paravt.engines import EngineError, Request, Sampling, chat_client
 from paravt.engines.chat_client import ChatClient, base_url
 from paravt.engines.openai import OpenAIEngine, to_chat, written
 from paravt.engines.wire import FrameUrls
+from paravt.model import collate
 from paravt.rollout import Sample
 from tests.chat_server import ChatServer, Fault
 from tests.clips import write_clip
@@ -257,4 +259,7 @@ def test_episodes_run_over_an_endpoint(tmp_path):
     assert rollout.answer == "B" and rollout.call_count == 2 and rollout.compliant
     assert [execution.report for execution in rollout.executions] == ["a circle", "a circle"]
     assert len(server.requests) == 4
-    assert type(rollout).from_json(rollout.to_json()).answer == "B"
+    again = type(rollout).from_json(json.loads(json.dumps(rollout.to_json(), allow_nan=False)))
+    assert again.answer == "B" and math.isnan(again.main.engine_logprobs[-1])
+    with pytest.raises(ValueError, match="cannot be trained on"):
+        collate([rollout.main])
