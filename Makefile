@@ -27,7 +27,7 @@ PORT ?= 5000
 WORKERS ?= 2
 JOBS ?= 1
 
-.PHONY: help setup setup-vllm repro flow test test-vllm lint ui seeds study settle clean
+.PHONY: help setup setup-vllm repro flow test test-vllm lint ui seeds study stack test-stack settle clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -63,8 +63,8 @@ repro: $(READY) ## train and evaluate: dvc repro inside one MLflow run
 flow: $(READY) ## the same stages as a Prefect flow
 	@$(BIN)/python -m flows.pipeline
 
-test: $(READY) ## all tests but those of make test-vllm
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not vllm"
+test: $(READY) ## all tests but those of make test-vllm and make test-stack
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not vllm and not stack"
 
 test-vllm: $(READY) $(VLLM)/.ready-$(DEVICE) ## the tests that need a real vLLM server
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm
@@ -82,6 +82,12 @@ seeds: $(READY) ## three seeds of the whole pipeline, and the table over them (l
 
 study: $(READY) ## the method study: arms, seeds, variants, and its report (hours; JOBS=1)
 	@$(BIN)/python -m flows.study --jobs $(JOBS)
+
+stack: $(READY) ## Prefect, MLflow, a DVC remote and two workers on this machine; Ctrl-C ends them
+	@$(BIN)/python -m flows.stack
+
+test-stack: $(READY) ## the pipeline on real servers and workers: failures, kills, cancels (needs 15 minutes)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stack -m stack
 
 settle: $(READY) ## close runs whose processes are gone, send metrics that wait
 	@$(BIN)/python -m stages.tracking

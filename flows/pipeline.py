@@ -10,7 +10,7 @@ DVC's to say. A failed stage is tried again only where that can help; what it fe
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 import signal
 import sys
@@ -92,19 +92,25 @@ def pipeline(root: str, targets: list[str] | None = None) -> list[Outcome]:
             if isinstance(end, TerminationSignal):  # Prefect's own word for a TERM
                 raise Stopped(signal.SIGTERM) from end
             raise
-        outcomes, failures, waiting = [], [], []
-        for name, future in futures.items():
-            if future.state.is_completed():
-                outcomes.append(future.result())
-            elif future.state.is_pending():  # NotReady: something above it failed
-                waiting.append(name)
-            else:
-                failures.append(str(future.result(raise_on_failure=False)))
         close_killed(folder)
         record_stages(reporter, plan, folder)
-        if failures:
-            rest = f"; not started: {', '.join(waiting)}" if waiting else ""
-            raise PipelineFailed("; ".join(failures) + rest)
+        outcomes = gather(futures)
+    return outcomes
+
+
+def gather(futures: Mapping[str, PrefectFuture]) -> list[Outcome]:
+    """The outcomes of ended tasks by stage. Raises PipelineFailed with what failed and what waits for it."""
+    outcomes, failures, waiting = [], [], []
+    for name, future in futures.items():
+        if future.state.is_completed():
+            outcomes.append(future.result())
+        elif future.state.is_pending():  # NotReady: something above it failed
+            waiting.append(name)
+        else:
+            failures.append(str(future.result(raise_on_failure=False)))
+    if failures:
+        rest = f"; not started: {', '.join(waiting)}" if waiting else ""
+        raise PipelineFailed("; ".join(failures) + rest)
     return outcomes
 
 

@@ -58,10 +58,11 @@ class Plan:
         return "\n".join(f"{step.action:<7} {step.node.name}: {step.reason}" for step in self.steps)
 
 
-def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
+def make_plan(root: Path, targets: Sequence[str] = (), data_here: bool = True) -> Plan:
     """The plan for the pipeline at `root`, or for `targets` and what they need.
 
-    A target is a stage name; `evaluate` stands for all of its matrix. Raises PlanError.
+    A target is a stage name; `evaluate` stands for all of its matrix. Without `data_here` the checkout is not
+    expected to hold outputs: absent ones are in the DVC remote. Raises PlanError.
     """
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
@@ -74,7 +75,7 @@ def make_plan(root: Path, targets: Sequence[str] = ()) -> Plan:
             by_address = {stage.addressing: stage.name for stage in stages}
             found = repo.status(targets=[stage.addressing for stage in stages if stage.name in wanted])
             status = {by_address[address]: reasons for address, reasons in found.items()}
-            absent = {stage.name: _absent(stage) for stage in stages if stage.name in wanted}
+            absent = {stage.name: _absent(stage) for stage in stages if data_here and stage.name in wanted}
     except DvcException as error:
         raise PlanError(f"DVC cannot read the pipeline: {' '.join(str(error).split())}") from error
     lock = read_lock(root)

@@ -1,15 +1,17 @@
 """One stage, run by DVC, under supervision: the one way in which flows run anything.
 
-    dvc --wait-for-lock repro --single-item NAME
+    dvc --wait-for-lock repro --single-item NAME              in a checkout that holds the data
+    dvc pull UPSTREAM; dvc repro -s --pull NAME; dvc push     on a worker, whose checkout holds none
 
 DVC decides whether the stage really runs, takes it from the cache or has nothing to do; the caller's cache
-never does. The command gets a session of its own, so that a stop reaches DVC and the stage, and the stage
-watches the pid in SUPERVISOR_PID, so that it ends when its flow is killed.
+never does. Without the pull of the upstream first, `--single-item --pull` takes absent inputs for unchanged
+and skips a stale stage. The command runs under `flows.supervisor` in a session of its own, so that a stop
+reaches DVC and the stage, and nothing outlives the flow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 import os
 from pathlib import Path
@@ -22,7 +24,10 @@ import time
 
 from stages.tracking.lifeline import SUPERVISOR
 
-GRACE_S = 45.0  # a stage that is stopped closes its run, then ends
+GRACE_S = 15.0  # a stage that is stopped closes its run, then ends
+PATIENCE_S = "PARAVT_REMOTE_PATIENCE_S"  # how long a remote may be away before a stage is given up
+STAGE_PYTHON = "STAGE_PYTHON"  # in the environment given to a stage: the interpreter of its pool
+SUPERVISE = Path(__file__).with_name("supervisor.py")
 _running: set[subprocess.Popen] = set()
 _guard = threading.Lock()
 
@@ -45,6 +50,14 @@ class StageFailed(RuntimeError):
         return bool(killed) or "Unable to acquire lock" in self.output or "is busy" in self.output
 
 
+class RemoteAway(StageFailed):
+    """The DVC remote did not answer, or lacks what a stage reads."""
+
+    @property
+    def transient(self) -> bool:
+        return True
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What DVC did with a stage: `ran` is False if it was up to date or came from the cache."""
@@ -59,8 +72,15 @@ def run_stage(
     root: Path,
     environment: Mapping[str, str] | None = None,
     line: Callable[[str], None] = print,
+    upstream: Sequence[str] | None = None,
+    held: Sequence[int] = (),
 ) -> Outcome:
-    """Run one stage in the checkout at `root`; its output goes to `line`. Raises StageFailed."""
+    """Run one stage in the checkout at `root`; its output goes to `line`. Raises StageFailed.
+
+    With `upstream` (the stages that it reads from, none of them too) the checkout holds no data: what the
+    stage reads is pulled first and what it made is pushed. `held` are file descriptors that stay open as long
+    as anything of the stage lives.
+    """
     started = time.monotonic()
     seen: list[str] = []
 
@@ -68,11 +88,51 @@ def run_stage(
         seen.append(text)
         line(text)
 
-    code = run_dvc(["--wait-for-lock", "repro", "--single-item", name], root, environment, take)
+    words = ["--wait-for-lock", "repro", "--single-item"]
+    if upstream is not None:
+        words.append("--pull")
+        if upstream:
+            _transfer(name, ["pull", *upstream], root, environment, line, held)
+    code = run_dvc([*words, name], root, environment, take, held)
     output = "\n".join(seen)
     if code:
         raise StageFailed(name, code, output)
+    if upstream is not None:
+        _transfer(name, ["push", name], root, environment, line, held)
     return Outcome(name, f"Running stage '{name}'" in output, time.monotonic() - started)
+
+
+def _transfer(
+    name: str,
+    words: list[str],
+    root: Path,
+    environment: Mapping[str, str] | None,
+    line: Callable[[str], None],
+    held: Sequence[int],
+) -> None:
+    """`dvc pull` or `dvc push`, again and again while the remote is away: a trained model can wait for it.
+
+    Raises RemoteAway after PARAVT_REMOTE_PATIENCE_S (600) seconds.
+    """
+    deadline = time.monotonic() + float(os.environ.get(PATIENCE_S, "600"))
+    wait_s = 2.0
+    while True:
+        seen: list[str] = []
+        code = run_dvc(["--wait-for-lock", *words], root, environment, seen.append, held)
+        if code == 0:
+            return
+        if time.monotonic() + wait_s > deadline:
+            output = "\n".join(seen)
+            raise RemoteAway(name, code, f"{output}\n{name}: dvc {words[0]} failed: {_cause(seen)}")
+        line(f"{name}: dvc {words[0]} failed ({_cause(seen)}); again in {wait_s:.0f} s")
+        time.sleep(wait_s)
+        wait_s = min(2 * wait_s, 60.0)
+
+
+def _cause(lines: Sequence[str]) -> str:
+    """The line in which DVC says what is wrong."""
+    said = [text.strip() for text in lines if text.strip()]
+    return next((text for text in said if text.startswith("ERROR")), said[-1] if said else "no output")
 
 
 def run_dvc(
@@ -80,21 +140,36 @@ def run_dvc(
     root: Path,
     environment: Mapping[str, str] | None = None,
     line: Callable[[str], None] | None = None,
+    held: Sequence[int] = (),
 ) -> int:
-    """Run a DVC command in a session of its own; its exit code. Without `line` it writes to this terminal."""
+    """Run a DVC command under the supervisor; its exit code. Without `line` it writes to this terminal."""
+    return run_module(["dvc", *words], root, environment, line, held)
+
+
+def run_module(
+    words: Sequence[str],
+    root: Path,
+    environment: Mapping[str, str] | None = None,
+    line: Callable[[str], None] | None = None,
+    held: Sequence[int] = (),
+) -> int:
+    """`python -m WORDS` under the supervisor, as `run_dvc`."""
     env = dict(os.environ) | dict(environment or {})
-    # the stage's `python` is the one that runs us, on whatever PATH we were started
-    env["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{env.get('PATH', '')}"
+    # the stage's `python` is the one that runs us, on whatever PATH we were started, or that of its pool
+    python = Path(env.pop(STAGE_PYTHON, sys.executable))
+    env["PATH"] = f"{python.parent}{os.pathsep}{env.get('PATH', '')}"
     env[SUPERVISOR] = str(os.getpid())
     process = subprocess.Popen(
-        [sys.executable, "-m", "dvc", *words],
+        [sys.executable, "-S", str(SUPERVISE), str(GRACE_S), sys.executable, "-m", *words],
         cwd=root,
         env=env,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if line else None,
         stderr=subprocess.STDOUT if line else None,
         text=True,
         errors="replace",
         start_new_session=True,
+        pass_fds=held,
     )
     with _guard:
         _running.add(process)
@@ -111,8 +186,8 @@ def run_dvc(
             _running.discard(process)
 
 
-def stop(process: subprocess.Popen, grace_s: float = GRACE_S) -> None:
-    """TERM to the whole session; KILL to what is left of it after `grace_s`."""
+def stop(process: subprocess.Popen, grace_s: float = GRACE_S + 5) -> None:
+    """TERM to the whole session, whose supervisor ends what does not listen; KILL if even that fails."""
     _signal(process, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
     while time.monotonic() < deadline:

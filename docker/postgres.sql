@@ -1,0 +1,2 @@
+-- Prefect and MLflow keep their tables apart.
+CREATE DATABASE mlflow;

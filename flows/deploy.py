@@ -1,0 +1,150 @@
+"""`python -m flows.deploy`: tell the Prefect server of the pools, the deployments and the automations.
+
+    python -m flows.deploy                    all of it; may be repeated
+    python -m flows.deploy --schedules on     the nightly evaluation and the weekly pipeline (off)
+
+A run whose heartbeats stop is called crashed (a self-hosted server does not do so by itself), and with
+PARAVT_NOTIFY_URL set (a webhook that takes JSON) a failed pipeline is told there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import timedelta
+import os
+from pathlib import Path
+import subprocess
+import sys
+
+from stages import environment
+from stages.params import ROOT
+
+environment.apply(Path.cwd())  # Prefect reads its settings when it is imported
+
+from prefect.automations import Automation, EventTrigger, Posture  # noqa: E402
+from prefect.blocks.notifications import CustomWebhookNotificationBlock  # noqa: E402
+from prefect.client.orchestration import SyncPrefectClient, get_client  # noqa: E402
+from prefect.client.schemas.actions import (  # noqa: E402
+    WorkPoolCreate,
+    WorkPoolUpdate,
+)
+from prefect.client.schemas.objects import StateType  # noqa: E402
+from prefect.events.actions import ChangeFlowRunState, SendNotification  # noqa: E402
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound  # noqa: E402
+
+from stages.command import command, fail  # noqa: E402
+
+POOLS = {"cpu": None, "gpu": None}  # a limit per pool; that of a GPU machine is its worker's `--limit 1`
+SILENCE = timedelta(seconds=90)  # three heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30)
+ENDED = ("Completed", "Failed", "Cancelled", "Crashed", "Refused")
+ZOMBIES, FAILURES = "crash runs without a heartbeat", "tell about failed pipelines"
+NOTIFY_BLOCK = "paravt-failures"
+
+
+def pools(client: SyncPrefectClient) -> None:
+    for name, limit in POOLS.items():
+        try:
+            client.read_work_pool(name)
+            client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
+        except ObjectNotFound:
+            with suppress(ObjectAlreadyExists):  # a worker makes its pool as well
+                client.create_work_pool(WorkPoolCreate(name=name, type="process", concurrency_limit=limit))
+
+
+def zombies() -> Automation:
+    """Crashes a flow run that had a heartbeat, has not ended, and has had none for SILENCE."""
+    beat = "prefect.flow-run.heartbeat"
+    return Automation(
+        name=ZOMBIES,
+        trigger=EventTrigger(
+            after={beat},
+            expect={beat, *(f"prefect.flow-run.{state}" for state in ENDED)},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            for_each={"prefect.resource.id"},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENCE,
+        ),
+        actions=[ChangeFlowRunState(state=StateType.CRASHED, message="no heartbeat: its machine is gone")],
+    )
+
+
+def failures(url: str) -> Automation:
+    """Tells a webhook about a pipeline that failed or crashed."""
+    block = CustomWebhookNotificationBlock(
+        name="failures", url=url, method="POST", json_data={"subject": "{{subject}}", "text": "{{body}}"}
+    )
+    block_id = block.save(NOTIFY_BLOCK, overwrite=True)
+    return Automation(
+        name=FAILURES,
+        trigger=EventTrigger(
+            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
+            match={"prefect.resource.id": ["prefect.flow-run.*"]},
+            match_related={"prefect.resource.name": ["pipeline"], "prefect.resource.role": "flow"},
+            posture=Posture.Reactive,
+            threshold=1,
+        ),
+        actions=[
+            SendNotification(
+                block_document_id=block_id,
+                subject="ParaVT pipeline {{ flow_run.name }}: {{ flow_run.state.name }}",
+                body="{{ flow_run.state.message }}",
+            )
+        ],
+    )
+
+
+def automations() -> list[str]:
+    """Create or replace ours; the names of those that are now in force."""
+    wanted = [zombies()]
+    if url := os.environ.get("PARAVT_NOTIFY_URL"):
+        wanted.append(failures(url))
+    for automation in wanted:
+        with suppress(ValueError):  # there is none of that name yet
+            Automation.read(name=automation.name).delete()
+        automation.create()
+    return [automation.name for automation in wanted]
+
+
+def deployments() -> None:
+    """Send prefect.yaml. Raises CalledProcessError with Prefect's own words on the terminal."""
+    words = [sys.executable, "-m", "prefect", "--no-prompt", "deploy", "--all"]
+    subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+
+
+def schedules(client: SyncPrefectClient, active: bool) -> list[str]:
+    """Switch all schedules of the deployments on or off; which they are."""
+    switched = []
+    for deployment in client.read_deployments():
+        for schedule in deployment.schedules:
+            client.update_deployment_schedule(deployment.id, schedule.id, active)
+            switched.append(f"{deployment.name} {getattr(schedule.schedule, 'cron', '')}")
+    return switched
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.deploy",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--schedules", choices=["on", "off"], help="only switch the schedules")
+    options = parser.parse_args(arguments)
+    with command("deploy"):
+        if not os.environ.get("PREFECT_API_URL"):
+            fail("deploy", "PREFECT_API_URL is not set; write for example http://127.0.0.1:4200/api", 2)
+        with get_client(sync_client=True) as client:
+            if options.schedules:
+                for name in schedules(client, options.schedules == "on"):
+                    print(f"{name}: {options.schedules}")
+                return 0
+            pools(client)
+            deployments()
+        print("pools cpu, gpu; deployments of prefect.yaml; automations: " + ", ".join(automations()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
