@@ -15,8 +15,8 @@ from stages.redact import cover
 from stages.tracking.journal import Busy
 
 FAILED, UNUSABLE = 1, 2
-USE_MEDIA = ("sft", "para_grpo", "evaluate")
-PREPARED_MEDIA = Path("data/prepared/media.jsonl")
+PREPARED_MEDIA, HUB_MANIFEST = Path("data/prepared/media.jsonl"), Path("data/hub/manifest.jsonl")
+USE_MEDIA = {"sft": PREPARED_MEDIA, "para_grpo": PREPARED_MEDIA, "evaluate": HUB_MANIFEST}
 
 
 @contextmanager
@@ -31,8 +31,8 @@ def command(name: str) -> Iterator[None]:
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     environment.apply(Path.cwd())
     try:
-        if name.partition("@")[0] in USE_MEDIA:
-            ensure_prepared()
+        if manifest := USE_MEDIA.get(name.partition("@")[0]):
+            ensure_media(manifest)
         yield
     except Exception as error:  # the boundary of a process
         words = sentence(error)
@@ -43,15 +43,22 @@ def command(name: str) -> Iterator[None]:
         fail(name, words, UNUSABLE if isinstance(error, ParamsError | Busy) else FAILED)
 
 
-def ensure_prepared() -> None:
-    """Bring the media and weights that prepared tables and models name and this machine lacks.
+def ensure_media(manifest: Path) -> None:
+    """Bring what a stage uses and this machine lacks: media of its manifest, weights that models name.
 
-    A worker that took over the outputs of other stages has the names and not the files.
+    A worker that took over the outputs of other stages has the names and not the files. Of the manifest of
+    all downloads, those of benchmarks are meant.
     """
-    if any(path.is_file() for path in (PREPARED_MEDIA, *Path("models").glob("*/weights.json"))):
-        from stages import media
+    if not manifest.is_file() and not list(Path("models").glob("*/weights.json")):
+        return
+    from paravt.data.published import BENCHMARK_REPOSITORIES
+    from stages import media
 
-        media.ensure(media.named([PREPARED_MEDIA]))
+    files = media.named([manifest])
+    if manifest == HUB_MANIFEST:
+        weights = set(media.named([]))
+        files = [file for file in files if file.repository in BENCHMARK_REPOSITORIES or file in weights]
+    media.ensure(files)
 
 
 def fail(name: str, words: str, code: int = FAILED) -> None:

@@ -15,9 +15,9 @@ import sys
 from paravt.data.media import MediaFile, MediaStore, media_root, read_manifest
 from paravt.reporter import LogReporter, Reporter
 from paravt.weights import REFERENCE, referenced
-from stages.command import PREPARED_MEDIA, command, fail
+from stages.command import HUB_MANIFEST, PREPARED_MEDIA, command, fail
 
-MANIFESTS = (Path("data/hub/manifest.jsonl"), PREPARED_MEDIA)
+MANIFESTS = (HUB_MANIFEST, PREPARED_MEDIA)
 
 
 def ensure(files: Sequence[MediaFile], reporter: Reporter | None = None, workers: int = 4) -> int:

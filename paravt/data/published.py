@@ -92,6 +92,8 @@ SOURCES = {
     )
 }
 
+BENCHMARK_REPOSITORIES = frozenset(source.repository for source in SOURCES.values())
+
 SENTINELS = ("longvt_source", "museg/charades", "museg/et_instruct_164k", "selfqa")
 SFT_SPLITS = ("charades", "geminicot", "longvideoreason", "museg", "selftrace", "tvg", "videor1")
 SFT_TABLES = "*paravt_sft_{split}*.parquet"
