@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 import shutil
 
 import pytest
 
 from paravt.data.facts import declared, examine, learn_facts
-from paravt.data.media import MediaStore, media_path, resolve_media, sha256_of
+from paravt.data.media import MediaFile, MediaStore, media_path, resolve_media, sha256_of, write_manifest
 from paravt.data.schema import Row, VideoFacts, ledger_frame, question_frame
 from paravt.data.training import Fate, Ledger, ledger_rows
+from paravt.weights import write_reference
+from stages.command import USE_MEDIA, ensure_media
 from stages.published import notes
 from stages.suites import benchmark_suite, new_context, published_suite, run_suite
 from tests.clips import write_clip, write_truncated
@@ -131,3 +134,30 @@ def test_a_person_is_told_of_licences_and_what_is_missing():
         "1 media of benchmark mlvu are missing, first x.mp4",
         "a/free: b.zip cannot be read as an archive",
     ]
+
+
+def test_a_stage_asks_for_the_media_that_it_uses(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    asked = []
+    monkeypatch.setattr("stages.media.ensure", asked.append)
+    ensure_media(USE_MEDIA["sft"])
+    assert asked == []  # nothing published is in use
+    training = MediaFile("ParaVT/ParaVT-Source", "c", "selfqa/a.mp4", 1, "1" * 64, "a.zip")
+    split = MediaFile("yale-nlp/MMVU", "c", "videos/Art/0.mp4", 1, "2" * 64)
+    base = MediaFile("q/base", "c", "model.safetensors", 1, "3" * 64, kind="model")
+    other = MediaFile("q/other", "c", "model.safetensors", 1, "4" * 64, kind="model")
+    for path, files in {
+        "data/hub/manifest.jsonl": [training, split, base, other],
+        "data/prepared/media.jsonl": [training],
+    }.items():
+        Path(path).parent.mkdir(parents=True)
+        write_manifest(path, files)
+    Path("models/base").mkdir(parents=True)
+    write_reference(Path("models/base"), [base])
+    for stage, files in {
+        "sft": {training, base},
+        "para_grpo": {training, base},
+        "evaluate": {split, base},
+    }.items():
+        ensure_media(USE_MEDIA[stage])
+        assert set(asked.pop()) == files
