@@ -9,8 +9,9 @@ Starting the same work again (same command, dependencies and parameters) continu
 finish.
 
 A run is called by its stage and by what of method and seed its work depends on: `para_grpo (vanilla_grpo,
-seed 2)`; the tag `dvc.stage` is the stage alone. What it cost stands under `cost/` (stages.tracking.cost),
-what an evaluation found under `result/` (stages.headline); docs/tracking.md lists all names.
+seed 2)`, a pipeline `vanilla_grpo, seed 2`; the tag `dvc.stage` is the stage alone. What it cost stands under
+`cost/` (stages.tracking.cost), what an evaluation found under `result/` (stages.headline); docs/tracking.md
+lists all names.
 
 `PIPELINE_RUN_ID` in the environment makes the run a child of the pipeline's run. Without it the runs of one
 `dvc repro` share the tag `pipeline.hash`.
@@ -57,6 +58,7 @@ __all__ = [
 log = logging.getLogger("paravt.tracking")
 
 GRACE_S = 30.0  # for sending the rest at the end, while the server answers
+PIPELINE = "pipeline"
 HEADLINE_STAGE = "evaluate@para_grpo"  # the model that a pipeline is there to make
 AWAY_GRACE_S = 3.0  # when it did not answer before
 PARENT = "PIPELINE_RUN_ID"  # a name of our own: MLflow's MLFLOW_RUN_ID would make a stage continue its parent
@@ -221,7 +223,7 @@ def _outputs(reporter: StageReporter, stage: Definition, root: Path) -> None:
 
 
 def _tags(name: str, values: Mapping[str, Any], stage: Definition | None, root: Path) -> dict[str, str]:
-    tags = {"dvc.stage": name, "mlflow.source.name": stage.cmd if stage else name, "mlflow.user": _user()}
+    tags = {"dvc.stage": name, "mlflow.source.name": stage.cmd if stage else name, "mlflow.user": user()}
     if stage:
         tags["pipeline.hash"] = pipeline_hash(root)
     tags |= {key: canonical(values[key]) for key in ("scale", "method", "seed") if key in values}
@@ -244,6 +246,8 @@ def _shown_name(name: str, values: Mapping[str, Any], stage: Definition | None, 
             continue
         if stage is None or _depends(stage, MARKS[key], known):
             parts.append(f"{word}{canonical(values[key])}")
+    if parts and name == PIPELINE:
+        return ", ".join(parts)  # the runs table cuts longer names, and these rows are its first level
     return f"{name} ({', '.join(parts)})" if parts else name
 
 
@@ -255,7 +259,7 @@ def _depends(stage: Definition, groups: tuple[str, ...], known: Mapping[str, Def
     return any(_depends(other, groups, known) for other in above)
 
 
-def _user() -> str:
+def user() -> str:
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # a container without a name for its user

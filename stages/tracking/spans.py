@@ -39,11 +39,14 @@ def episode(rollout: Rollout, sample: Sample | None = None, step: int | None = N
             children.extend(_crop(item, place, now) for place, item in enumerate(turn.executions, 1))
             now += wait
             children.append(_gather(turn.executions, now))
-    inputs: dict[str, Any] = {"sample": rollout.sample_id, "frame budget": rollout.frame_budget}
-    outputs: dict[str, Any] = {"answer": rollout.answer, "stop reason": rollout.stop_reason}
+    # the list of traces shows how these begin
+    inputs: dict[str, Any] = {}
+    outputs: dict[str, Any] = {"answer": rollout.answer}
     if sample is not None:
-        inputs |= {"video": sample.video, "question": sample.question, "options": list(sample.options)}
+        inputs = {"question": sample.question, "options": list(sample.options), "video": sample.video}
         outputs["right answer"] = sample.answer
+    inputs |= {"frame budget": rollout.frame_budget, "sample": rollout.sample_id}
+    outputs["stop reason"] = rollout.stop_reason
     return _span(
         f"episode {rollout.sample_id}",
         "AGENT",

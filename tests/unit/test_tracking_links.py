@@ -82,7 +82,7 @@ def test_headline_figures_have_the_same_names_everywhere():
         ("evaluate@sft", "evaluate@sft (seed 7)"),
         ("evaluate@para_grpo", "evaluate@para_grpo (vanilla_grpo, seed 7)"),
         ("study-vanilla_grpo", "study-vanilla_grpo (seed 7)"),
-        ("pipeline", "pipeline (vanilla_grpo, seed 7)"),
+        ("pipeline", "vanilla_grpo, seed 7"),
     ],
 )
 def test_a_run_is_called_by_what_its_work_depends_on(pipeline, stage, shown):

@@ -1,0 +1,97 @@
+"""Promotion as a Prefect flow: the candidate is compared with the champion, a person may have the last word.
+
+    python -m flows.promotion [para_grpo|sft|base] [--ask]
+
+The figures stand in an artifact of the flow run. With `ask` a candidate that is better waits for a person,
+who resumes the run on its page with `approve` and a reason; without an answer within a day it stays a
+candidate. A candidate that is not better is refused without asking.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+import sys
+
+from stages import environment
+
+environment.apply(Path.cwd())  # Prefect reads its settings when it is imported
+
+from prefect import flow, get_run_logger, pause_flow_run  # noqa: E402
+from prefect.artifacts import create_markdown_artifact  # noqa: E402
+from prefect.input import RunInput  # noqa: E402
+
+from stages import params as parameters  # noqa: E402
+from stages.candidate import START, candidate, tags_of  # noqa: E402
+from stages.command import command  # noqa: E402
+from stages.promotion import Decision  # noqa: E402
+from stages.registry import REFUSED, Registry, Verdict, tracking_target  # noqa: E402
+
+PATIENCE_S = 24 * 3600
+
+
+class Approval(RunInput):
+    """What the person says who resumes the run."""
+
+    approve: bool
+    reason: str = ""
+
+
+@flow(name="paravt-promotion", persist_result=False)
+def promotion(root: str, name: str = "para_grpo", ask: bool = False, registry: str | None = None) -> Verdict:
+    """Register models/`name` of the checkout at `root`, and make it champion if it is better."""
+    logger = get_run_logger()
+    folder = Path(root)
+    params = parameters.load(folder / parameters.PARAMS_FILE)
+    models = Registry(tracking_target(folder), registry or f"paravt-{params.scale}")
+    version = models.register(candidate(folder, name), tags_of(params, folder))
+    decision = models.compare(version)
+    champion = models.get("champion")
+    arm = f"{version.tags['dvc.path']}, {params.method}, seed {params.seed}"
+    words = {
+        "candidate": f"version {version.version}, {arm}",
+        "against": f"version {champion.version}" if champion else version.tags["trained.from"],
+        "figures say": decision.reason,
+    }
+    lines = "\n".join(f"| {key} | {value} |" for key, value in words.items())
+    create_markdown_artifact(f"# {models.name}\n\n| | |\n| --- | --- |\n{lines}\n", key="promotion")
+    if ask and decision.better:
+        said = pause_flow_run(
+            wait_for_input=Approval.with_initial_data(
+                description=f"{models.name}: {decision.reason}. Make it champion?", approve=True
+            ),
+            timeout=PATIENCE_S,
+        )
+        approved = f"{decision.reason}; a person {'approved' if said.approve else 'declined'}"
+        decision = Decision(
+            said.approve, f"{approved}: {said.reason}" if said.reason else approved, decision.gain
+        )
+    verdict = models.conclude(version, decision)
+    done = verdict.champion == verdict.version
+    logger.info(
+        "%s %s: %s; %s",
+        models.name,
+        verdict.version,
+        "champion" if done else "refused",
+        verdict.decision.reason,
+    )
+    return verdict
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m flows.promotion",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", default="para_grpo", choices=list(START))
+    parser.add_argument("--ask", action="store_true", help="a candidate that is better waits for a person")
+    options = parser.parse_args(arguments)
+    with command("promotion"):
+        verdict = promotion(str(Path.cwd()), options.name, options.ask)
+    return 0 if verdict.champion == verdict.version else REFUSED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

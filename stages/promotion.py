@@ -1,0 +1,80 @@
+"""Whether a candidate may take the champion's place: a paired bootstrap on the same questions.
+
+    gain = mean over questions of (candidate - standing), each the mean of the question's strict greedy scores
+           over the frame budgets that both were asked at
+
+The candidate is better if the 95 % interval of the gain lies above 0. It is refused all the same if its
+format compliance, at the highest temperature that both have, is lower beyond noise: accuracy that was bought
+with a format that falls apart under sampling does not last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paravt.benchmarks.results import Result
+from paravt.benchmarks.statistics import Difference
+from stages.figures import accuracy, compliance, difference
+
+
+@dataclass(frozen=True)
+class Decision:
+    """`reason` is one sentence, with the figures it stands on; `gain` is None if nothing can be compared."""
+
+    better: bool
+    reason: str
+    gain: Difference | None = None
+
+
+def decide(candidate: Sequence[Result], standing: Sequence[Result]) -> Decision:
+    """Compare the results of two models that were asked the same questions."""
+    budgets = sorted(_budgets(candidate) & _budgets(standing))
+    first, second = _scores(standing, budgets), _scores(candidate, budgets)
+    gain = difference([first], [second])
+    if gain is None:
+        return Decision(False, "no question and frame budget in common, so nothing can be compared")
+    shared = [name for name in first if name in second]
+    before, after = (sum(found[name] for name in shared) / len(shared) for found in (first, second))
+    words = (
+        f"greedy accuracy {after:.3f} against {before:.3f}, {_interval(gain)} over {gain.questions} "
+        f"questions at K = {', '.join(map(str, budgets))}"
+    )
+    if not (gain.clear and gain.mean > 0):
+        return Decision(False, f"not better beyond noise: {words}", gain)
+    lost = _compliance_lost(candidate, standing)
+    if lost:
+        return Decision(False, f"{lost}, although better in {words}", gain)
+    return Decision(True, f"better beyond noise: {words}", gain)
+
+
+def _compliance_lost(candidate: Sequence[Result], standing: Sequence[Result]) -> str:
+    temperatures = _temperatures(candidate) & _temperatures(standing)
+    if not temperatures:
+        return ""
+    measure = compliance(max(temperatures))
+    change = difference([measure.of(standing)], [measure.of(candidate)])
+    if change is None or not (change.clear and change.mean < 0):
+        return ""
+    return f"worse in {measure.label}, {_interval(change)}"
+
+
+def _scores(results: Sequence[Result], budgets: Sequence[int]) -> dict[str, float]:
+    """The mean over `budgets` of a question's strict scores, for those asked at all of them."""
+    parts = [accuracy(budget, "all").of(results) for budget in budgets]
+    if not parts:
+        return {}
+    names = [name for name in parts[0] if all(name in part for part in parts)]
+    return {name: sum(part[name] for part in parts) / len(parts) for name in names}
+
+
+def _budgets(results: Sequence[Result]) -> set[int]:
+    return {result.budget for result in results if not result.temperature}
+
+
+def _temperatures(results: Sequence[Result]) -> set[float]:
+    return {result.temperature for result in results} - {0.0}
+
+
+def _interval(change: Difference) -> str:
+    return f"{change.mean:+.3f} [{change.low:+.3f}, {change.high:+.3f}]"
