@@ -101,8 +101,8 @@ def sft_step(model, params: Params, folder: Path, side: int) -> tuple[dict, int]
     frames = (4, 8, 16, 32, 64, 64) if side == 224 else (2, 4, 8, 8)
     samples = [prompt(count, side, seed) for seed, count in enumerate(frames)]
     for seed, sample in enumerate(samples):
-        written = np.random.default_rng(seed).integers(0, 50_000, 300).tolist()
-        sample.append_sampled([*written, END], [0.0] * 301)
+        written = np.random.default_rng(seed).integers(0, 50_000, 300 if side == 224 else 8).tolist()
+        sample.append_sampled([*written, END], [0.0] * (len(written) + 1))
     samples = [sample for sample in samples if len(sample.ids) <= params.sft.micro_batch_tokens]
     values = train_step(run, 0, samples, params.sft, ["noise"])
     return values, sum(len(sample.ids) for sample in samples)
@@ -188,7 +188,7 @@ def main() -> int:
         return 2
     params = parameters(chosen.micro)
     sizes = MICRO if chosen.micro else QWEN3_VL_8B.shallow(chosen.layers, 9)
-    side, tokens = (64, 24) if chosen.micro else (224, chosen.new_tokens)
+    side, tokens = (64, 8) if chosen.micro else (224, chosen.new_tokens)
     dtype = getattr(torch, params.train.dtype)
     model = build(sizes, dtype)
     start = checksums(model)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from datetime import timedelta
 import os
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from accelerate import Accelerator
 from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
+    InitProcessGroupKwargs,
     broadcast_object_list,
     gather_object,
 )
@@ -30,6 +32,7 @@ import torch
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
 MULTI_CPU = DistributedType.MULTI_CPU
+PATIENCE = timedelta(hours=3)  # others wait while the first one starts servers, rolls out, writes
 T = TypeVar("T")
 
 
@@ -52,7 +55,10 @@ class Processes:
     """
 
     def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        self.accelerator = Accelerator(mixed_precision="bf16" if dtype == torch.bfloat16 else "no")
+        self.accelerator = Accelerator(
+            mixed_precision="bf16" if dtype == torch.bfloat16 else "no",
+            kwargs_handlers=[InitProcessGroupKwargs(timeout=PATIENCE)],
+        )
         state = self.accelerator.state
         if os.environ.get("ACCELERATE_USE_FSDP") == "true" and state.distributed_type == MULTI_CPU:
             state.distributed_type = DistributedType.FSDP

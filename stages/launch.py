@@ -84,9 +84,9 @@ def shared_run(name: str, params: Params) -> Iterator[StageReporter | Follower]:
         return
     from accelerate import PartialState
 
-    from paravt.parallel import tell
+    from paravt.parallel import PATIENCE, tell
 
-    PartialState()  # makes the process group
+    PartialState(timeout=PATIENCE)  # makes the process group
     if int(os.environ["RANK"]) == 0:
         with stage_run(name, params) as reporter:
             tell(str(reporter.scratch.folder))

@@ -20,7 +20,7 @@ from tests.training_world import write_clips
 ROOT = Path(__file__).parents[2]
 LAYOUTS = ("replicated", "fsdp2")
 RUNS = ("sft-frozen", "sft-all", "sft-packed", "sft-checkpointing", "grpo-frozen", "grpo-all", "grpo-dealt")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def launch(layout: str, folder: Path, name: str, *more: str) -> None:
@@ -29,7 +29,7 @@ def launch(layout: str, folder: Path, name: str, *more: str) -> None:
     command += ["--config_file", f"conf/accelerate/{layout}.yaml", "--num_processes", "2"]
     command += ["--main_process_port", "0", "-m", "tests.parallel_world", str(folder), name, *more]
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr[-4000:]
 
 

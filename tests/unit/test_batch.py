@@ -11,13 +11,13 @@ import torch
 
 from paravt.config import AnchoringConfig, GRPOConfig, OptimiserConfig, RewardConfig
 from paravt.conversation import Conversation
-from paravt.grpo.batch import Group, make_micro_batches, step_rows, step_totals, with_bonus
+from paravt.grpo.batch import Group, Row, make_micro_batches, step_rows, step_totals, with_bonus
 from paravt.grpo.metrics import step_metrics
 from paravt.parallel import Processes
 from paravt.protocol import THINK_PREFIX, parse_turn
 from paravt.rewards import Reward, score
 from paravt.rollout import EpisodeTurn, Rollout, Sample
-from tests.tiny import tiny_encoder
+from tests.tiny import tiny_conversation, tiny_encoder
 
 SAMPLE = Sample("s", "v.mp4", "Which shape?", "A", "mcq", ("circle", "square"))
 CONFIG = GRPOConfig(steps=1, prompts_per_step=1, optimiser=OptimiserConfig(learning_rate=1e-3))
@@ -159,3 +159,16 @@ def test_metrics_count_what_failed_and_average_what_is_known():
     assert values["site/think"] == 0.5
     assert "site/call" not in values  # no call was begun: there is no rate
     assert torch.isfinite(torch.tensor(list(values.values()))).all()
+
+
+def test_micro_batches_count_the_tokens_of_frames():
+    """A frame of 64 x 64 pixels is 4 tokens beside its marks: all of them are in the budget."""
+    few, many = (tiny_conversation([float(i) for i in range(n)], size=(64, 64)) for n in (1, 9))
+    for conversation in (few, many):
+        conversation.append_sampled([5], [-1.0])
+    pads = [conversation.ids.count(conversation.image_pad_id) for conversation in (few, many)]
+    assert pads == [4, 36] == [sum(v.token_count for v in c.visuals) for c in (few, many)]
+    rows = [Row(c, np.zeros(len(c.ids)), np.zeros(len(c.ids), dtype=bool)) for c in (few, many)]
+    together = 2 * len(many.ids)  # padding counted
+    assert len(make_micro_batches(rows, together)) == 1
+    assert len(make_micro_batches(rows, together - 1)) == 2

@@ -25,6 +25,7 @@ from paravt.model import (
     sampling_logits,
     save_model,
     token_logprobs,
+    token_scores,
     unsampled_ids,
     visual_features,
 )
@@ -260,3 +261,24 @@ def test_an_incomplete_folder_is_named_with_what_it_lacks(tmp_path):
         check_folder(tmp_path)
     with pytest.raises(ModelFolderError):
         load_model(tmp_path)
+
+
+@pytest.mark.parametrize("at_once", [1, 3 * 400, 7 * 400])
+def test_logits_in_parts_change_neither_scores_nor_gradient(monkeypatch, at_once):
+    """The vocabulary has 400 tokens: one, three or seven positions at a time."""
+    batch = collate([answered([0.0, 1.0], 10, 6), answered([], 11, 9)])
+
+    def scored():
+        model = load_model(tiny_folder(), torch.float64)
+        scores = token_scores(model, batch, 0.7, entropy_grad=True)
+        (scores.logprobs.sum() + 0.1 * scores.entropy.sum()).backward()
+        return scores, model.lm_head.weight.grad, model.model.visual.blocks[0].mlp.linear_fc1.weight.grad
+
+    wanted, *wanted_gradients = scored()
+    monkeypatch.setattr("paravt.model.LOGITS_AT_ONCE", at_once)
+    found, *gradients = scored()
+    for name in ("logprobs", "entropy", "top"):
+        assert torch.equal(getattr(found, name) != 0, getattr(wanted, name) != 0)
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), atol=1e-12, rtol=0)
+    for gradient, expected in zip(gradients, wanted_gradients, strict=True):
+        torch.testing.assert_close(gradient, expected, atol=1e-12, rtol=0)
