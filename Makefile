@@ -27,7 +27,7 @@ PORT ?= 5000
 WORKERS ?= 2
 JOBS ?= 1
 
-.PHONY: help setup setup-vllm repro flow test test-vllm lint ui seeds study stack test-stack settle clean
+.PHONY: help setup setup-vllm repro flow test test-vllm lint ui seeds study stack test-stack setup-browser test-browser screenshots promote settle clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -64,7 +64,7 @@ flow: $(READY) ## the same stages as a Prefect flow
 	@$(BIN)/python -m flows.pipeline
 
 test: $(READY) ## all tests but those of make test-vllm and make test-stack
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not vllm and not stack"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not vllm and not stack and not browser"
 
 test-vllm: $(READY) $(VLLM)/.ready-$(DEVICE) ## the tests that need a real vLLM server
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm
@@ -88,6 +88,20 @@ stack: $(READY) ## Prefect, MLflow, a DVC remote and two workers on this machine
 
 test-stack: $(READY) ## the pipeline on real servers and workers: failures, kills, cancels (needs 15 minutes)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/stack -m stack
+
+setup-browser: $(READY) ## playwright and, as root on Debian, Chromium
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement requirements/browser.txt
+	@command -v chromium chromium-browser google-chrome >/dev/null || { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } || { echo "Chromium is missing; on Debian: sudo apt-get install chromium" >&2; exit 1; }
+
+test-browser: $(READY) ## the MLflow pages and the report, opened in a real browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
+
+screenshots: $(READY) ## the pictures of the README, from four arms at smoke
+	PARAVT_SCREENSHOTS=.scratch/screenshots OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
+	mkdir -p docs/screenshots && cp .scratch/screenshots/chart.png .scratch/screenshots/trace.png docs/screenshots/
+
+promote: $(READY) ## make models/para_grpo the champion, if it is better than the present one
+	@$(BIN)/python -m stages.registry promote
 
 settle: $(READY) ## close runs whose processes are gone, send metrics that wait
 	@$(BIN)/python -m stages.tracking
