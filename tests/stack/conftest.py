@@ -112,7 +112,7 @@ class World:
         with get_client(sync_client=True) as client:
             return client.read_flow_run(run.id).state
 
-    def end(self, run: Any, seconds: float = 150) -> Any:
+    def end(self, run: Any, seconds: float = 400) -> Any:
         """The state in which a run ended."""
         self.until(lambda: self.state(run).is_final(), seconds)
         return self.state(run)
@@ -125,7 +125,7 @@ class World:
         with get_client(sync_client=True) as client:
             return client.read_flow_runs(flow_run_filter=wanted)
 
-    def until(self, condition: Callable[[], Any], seconds: float = 60) -> Any:
+    def until(self, condition: Callable[[], Any], seconds: float = 120) -> Any:
         deadline = time.monotonic() + seconds
         while not (found := condition()):
             assert time.monotonic() < deadline, f"not in {seconds} s; logs in {self.stack.home / 'logs'}"

@@ -17,7 +17,7 @@ from flows.plan import inconsistencies, read_lock
 from tests.repository import git
 from tests.stack.conftest import World, command
 
-pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(700)]
 
 
 def test_first_run_no_op_changed_parameter_and_a_fresh_clone(world: World, tmp_path: Path):
@@ -72,7 +72,7 @@ def test_cancel_ends_the_whole_tree_within_30_s(world: World):
     world.branch("cancel", "cancel")
     hold = world.hold("cancel", "train")
     run = world.start(ref="cancel")
-    (pid,) = world.until(lambda: world.ran("cancel", "train"), 120)
+    (pid,) = world.until(lambda: world.ran("cancel", "train"), 300)
     stage = psutil.Process(pid)
     (server,) = world.until(stage.children)
     started = time.monotonic()
@@ -90,7 +90,7 @@ def test_a_parent_that_is_killed_and_started_again_repeats_nothing(world: World)
     world.branch("parent", "parent")
     hold = world.hold("parent", "train")
     run = world.start(ref="parent")
-    world.until(lambda: world.ran("parent", "train"), 120)
+    world.until(lambda: world.ran("parent", "train"), 300)
     for process in flow_processes(world, str(run.id)):
         os.kill(process.pid, signal.SIGKILL)
     assert world.end(run).is_crashed()
@@ -105,7 +105,7 @@ def test_a_remote_that_is_away_costs_no_training(world: World):
     world.branch("away", "away")
     hold = world.hold("away", "train")
     run = world.start(ref="away")
-    world.until(lambda: world.ran("away", "train"), 120)
+    world.until(lambda: world.ran("away", "train"), 300)
     remote = Path(world.stack.environment["PARAVT_DVC_REMOTE"])
     kept = remote.with_name("kept")
     remote.rename(kept)
@@ -125,7 +125,7 @@ def test_a_worker_that_is_killed_is_replaced(world: World):
     world.branch("worker", "worker")
     hold = world.hold("worker", "train")
     run = world.start(ref="worker")
-    (pid,) = world.until(lambda: world.ran("worker", "train"), 120)
+    (pid,) = world.until(lambda: world.ran("worker", "train"), 300)
     stage = psutil.Process(pid)
     part = world.stack.parts.pop("worker-gpu")
     # as a machine that loses its power: the worker and its flow at once; the stage must not live on alone
@@ -136,7 +136,7 @@ def test_a_worker_that_is_killed_is_replaced(world: World):
     world.until(lambda: not stage.is_running(), 30)
     hold.unlink()
     world.stack.start_worker("gpu-2", "gpu")
-    assert world.end(run, 300).is_completed()
+    assert world.end(run, 500).is_completed()
     assert world.counts("worker") == (1, 2, 1)
 
 
