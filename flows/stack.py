@@ -26,7 +26,7 @@ from stages import environment
 from stages.command import command, fail
 from stages.params import ROOT
 
-READY_S = 120.0
+READY_S = 300.0  # a loaded machine takes minutes to import what an idle one has in seconds
 END_GRACE_S = 8.0
 WORKERS = {"cpu": None, "gpu": 1}  # pool -> flow runs at a time
 
