@@ -72,14 +72,15 @@ def main(arguments: list[str]) -> int:
     alone = False
     while True:
         code = _reap(child.pid, code)
-        left = descendants(os.getpid())
-        if code is not None and not left:
-            return code
-        if deadline is None and (asked or alone or code is not None):
-            deadline = time.monotonic() + grace_s
-            _send(left, signal.SIGTERM)
-        elif deadline is not None and time.monotonic() > deadline:
-            _send(left, signal.SIGKILL)
+        if asked or alone or code is not None:
+            left = descendants(os.getpid())
+            if code is not None and not left:
+                return code
+            if deadline is None:
+                deadline = time.monotonic() + grace_s
+                _send(left, signal.SIGTERM)
+            elif time.monotonic() > deadline:
+                _send(left, signal.SIGKILL)
         if alone:
             time.sleep(POLL_S)
         else:
