@@ -11,6 +11,7 @@ from contextlib import suppress
 import logging
 import os
 from pathlib import Path
+import re
 import threading
 from typing import Any
 
@@ -22,6 +23,10 @@ log = logging.getLogger("paravt.tracking")
 
 BATCH = 900  # MLflow takes 1000 metrics a call
 REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_DOES_NOT_EXIST", "RESOURCE_ALREADY_EXISTS"}
+# MLflow calls a store that cannot keep up a bad request as well: that passes
+BUSY = re.compile(
+    r"QueuePool|database is locked|OperationalError|deadlock|too many (clients|connections)", re.I
+)
 RETRY_S = (2.0, 5.0, 15.0, 30.0)
 
 
@@ -97,7 +102,7 @@ def drain(journal: Journal, target: Target) -> None:
         try:
             apply(event, state, journal.folder, target)
         except MlflowException as error:
-            if event["kind"] == "start" or error.error_code not in REFUSALS:
+            if event["kind"] == "start" or error.error_code not in REFUSALS or BUSY.search(str(error)):
                 raise
             # a later try would be refused as well, and must not keep back what follows
             log.warning("tracking refused %s: %s", event["kind"], _short(error))

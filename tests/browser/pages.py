@@ -55,9 +55,11 @@ class Pages:
         return self.page.inner_text("body")
 
     def trace(self, trace_id: str, *texts: str) -> str:
+        """An episode with the timeline of its spans."""
         path = f"experiments/{self.experiment}/traces?selectedEvaluationId={trace_id}"
         self.open(path, *texts)
         hint = self.page.get_by_role("button", name="Got it")
         if hint.count() and hint.first.is_visible():
             hint.first.click(force=True)
+        self.page.get_by_label("Show execution timeline").click()
         return self.page.inner_text("body")

@@ -9,6 +9,8 @@ import time
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 import pytest
 
 from paravt.conversation import Conversation
@@ -179,6 +181,24 @@ def test_one_refused_event_keeps_nothing_back(project, monkeypatch):
         reporter.metrics({"loss": 1.0}, 1)
     (run,) = runs(project)
     assert (run.info.status, run.data.metrics["loss"]) == ("FINISHED", 1.0)
+
+
+def test_a_store_that_cannot_keep_up_is_asked_again(project, monkeypatch):
+    """MLflow says BAD_REQUEST when its connections are used up, as it does for what can never be stored."""
+    real, refused = MlflowClient.log_batch, []
+
+    def busy(self, run_id, metrics=(), **more):
+        if metrics and not refused:
+            refused.append(run_id)
+            raise MlflowException("QueuePool limit of size 5 overflow 10 reached", error_code=BAD_REQUEST)
+        return real(self, run_id, metrics=metrics, **more)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", busy)
+    with stage_run("ask") as reporter:
+        reporter.metrics({"loss": 1.0}, 1)
+    settle(project)
+    (run,) = runs(project)
+    assert refused and steps(project, run, "loss") == [(1, 1.0)]
 
 
 def test_plots_and_folders_are_kept_with_the_run(project):
