@@ -89,7 +89,7 @@ def compliance(temperature: float) -> Measure:
     return Measure(
         f"compliance_t{temperature:g}",
         f"format compliance, temperature {temperature:g}",
-        _ran(temperature, lambda result: float(bool(result.compliant))),
+        _ran(temperature, lambda result: None if result.compliant is None else float(result.compliant)),
     )
 
 

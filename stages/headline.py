@@ -47,8 +47,8 @@ def headline(results: Sequence[Result]) -> dict[str, float | None]:
         found[f"accuracy_{kind}"] = _mean(strict_scores([r for r in greedy if r.question_type == kind]))
     for temperature in sorted({result.temperature for result in results} - {0.0}):
         ran = [r for r in results if r.temperature == temperature and r.status in FINISHED]
-        found[f"compliance_t{temperature:g}"] = _mean(bool(result.compliant) for result in ran)
-        found[f"format_reward_t{temperature:g}"] = _mean(result.format or 0.0 for result in ran)
+        found[f"compliance_t{temperature:g}"] = _mean(r.compliant for r in ran if r.compliant is not None)
+        found[f"format_reward_t{temperature:g}"] = _mean(r.format for r in ran if r.format is not None)
     found["tool_calls"] = _mean(result.calls or 0 for result in greedy if result.status in FINISHED)
     found["error_share"] = error_share(results)
     return {f"{PREFIX}{name}": value for name, value in found.items()}

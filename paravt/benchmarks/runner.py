@@ -169,7 +169,7 @@ def run(
             outcomes = _ask([part[i] for i in missing], budget, ask)
             verdicts = _verdicts([part[i] for i in missing], outcomes, asking.reward, judge)
             for i, outcome, verdict in zip(missing, outcomes, verdicts, strict=True):
-                done[i] = _result(benchmark, part[i], bases[i], outcome, asking.reward, verdict, detail)
+                done[i] = _result(benchmark, part[i], bases[i], outcome, asking, verdict, detail)
             store.append([done[i] for i in missing])
             rollouts = [outcome for outcome in outcomes if isinstance(outcome, Rollout)]
             reporter.rollouts(rollouts, step=budget)
@@ -260,7 +260,7 @@ def _result(
     sample: Sample,
     base: dict[str, Any],
     outcome: Rollout | str,
-    config: RewardConfig,
+    asking: Asking,
     verdict: float | str | None,
     detail: bool,
 ) -> Result:
@@ -268,12 +268,13 @@ def _result(
         return Result(**base, status="failed", reason=outcome)
     if outcome.stop_reason == "failed":
         return Result(**base, status="failed", reason=outcome.error or "the episode gave no reason")
-    reward = score(outcome, sample, config, verdict if isinstance(verdict, float) else None)
+    reward = score(outcome, sample, asking.reward, verdict if isinstance(verdict, float) else None)
+    formed = asking.episode.mode != "direct"  # which asks for an answer at once: it has no format to keep
     episode = {
         "answer": outcome.answer,
         "stop_reason": outcome.stop_reason,
-        "compliant": outcome.compliant,
-        "format": reward.format,
+        "compliant": outcome.compliant if formed else None,
+        "format": reward.format if formed else None,
         "calls": outcome.call_count,
         "frames_seen": outcome.frames_seen,
     }

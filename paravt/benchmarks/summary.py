@@ -69,11 +69,12 @@ def accuracy_table(results: Sequence[Result], seed: int = 0) -> dict[str, dict[s
 def behaviour(results: Sequence[Result], seed: int = 0) -> dict:
     """Format compliance and mean format reward (with limits), and executed tool calls per episode.
 
-    Over the episodes that ran: a failed one has no format to judge.
+    Over the episodes that ran: a failed one has no format to judge, nor has one that was not asked to think.
     """
     ran = [result for result in results if result.status in ("answered", "unparsed")]
+    formed = [result for result in ran if result.compliant is not None and result.format is not None]
     return {
-        "compliance": bootstrap_interval([float(bool(r.compliant)) for r in ran], seed=seed).to_json(),
-        "format": bootstrap_interval([r.format or 0.0 for r in ran], seed=seed).to_json(),
+        "compliance": bootstrap_interval([float(r.compliant) for r in formed], seed=seed).to_json(),
+        "format": bootstrap_interval([r.format for r in formed], seed=seed).to_json(),
         "tool_calls": bootstrap_interval([float(r.calls or 0) for r in ran], seed=seed).to_json(),
     }

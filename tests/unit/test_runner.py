@@ -27,6 +27,7 @@ from paravt.config import EpisodeConfig, RewardConfig
 from paravt.engines import EngineError
 from paravt.reporter import LogReporter
 from paravt.rollout import Sample
+from stages.figures import compliance
 from tests.fakes import Cut, ScriptedEngine
 from tests.tiny import VISUAL, tiny_encoder
 
@@ -123,6 +124,16 @@ def test_six_right_two_wrong_two_errors(clip, store):
     assert second.asked == [8, 9]
     assert again[:8] == results[:8]
     assert accuracy(again)["strict"] == 0.8
+
+
+def test_a_mode_that_asks_for_an_answer_at_once_has_no_format_to_judge(clip, store):
+    direct = asking(episode=EpisodeConfig(mode="direct", temperature=1.0, max_new_tokens=100))
+    [result] = Script({0: "<answer>A</answer>"}).run([question(0, clip)], store, direct)
+    assert (result.status, result.score, result.compliant, result.format) == ("answered", 1.0, None, None)
+    found = behaviour([result])
+    assert found["compliance"]["mean"] is None and found["format"]["mean"] is None
+    assert found["tool_calls"]["mean"] == 0.0
+    assert compliance(1.0).of([result]) == {}
 
 
 def test_every_state_and_what_it_records(clip, tmp_path, store):
