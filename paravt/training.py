@@ -310,8 +310,15 @@ class TrainingRun:
         self.counts[reason] = self.counts.get(reason, 0) + by
 
     def finish_step(self, step: int, values: Mapping[str, float | None]) -> dict[str, float]:
-        """Write the step's line, save if due; the finite values. `step` counts from 0, the line from 1."""
-        kept = {key: value for key, value in values.items() if value is not None and math.isfinite(value)}
+        """Write the step's line, save if due; the finite values. `step` counts from 0, the line from 1.
+
+        A value that is not finite is left out of the line and counted by its name.
+        """
+        known = {key: value for key, value in values.items() if value is not None}
+        kept = {key: value for key, value in known.items() if math.isfinite(value)}
+        for key in sorted(known.keys() - kept.keys()):
+            self.count(f"not finite: {key}")
+            log.warning("step %d: %s is %s; the metrics leave it out", step + 1, key, known[key])
         line = {"step": step + 1} | {key: round(float(value), 9) for key, value in kept.items()}
         self.lines.append(json.dumps(line))
         self._write_metrics("a", self.lines[-1] + "\n")

@@ -55,13 +55,22 @@ def gold_text(text: str, config: EpisodeConfig) -> str:
 
 
 def read_frames(encoder: ChatEncoder, trace: TraceRow, video_root: str | Path = ".") -> Frames:
-    """The frames that a trace was written on. Raises VideoError if the video cannot be read."""
+    """The frames that a trace was written on: at most its budget, or as many as a crop may have.
+
+    Raises VideoError if the video cannot be read, TimeError if nothing of it lies in the trace's window,
+    RuntimeError if the reader gives more frames than the trace allows.
+    """
     visual = encoder.visual
     path = locate(trace.sample.video, video_root)
     with open_video(path, timeout_s=visual.read_timeout_s) as video:
         if trace.kind == "main":
-            return video.sample(trace.frame_budget)
-        return video.crop(*trace.window_s, visual.crop_fps, visual.crop_max_frames)
+            most, frames = trace.frame_budget, video.sample(trace.frame_budget)
+        else:
+            most = visual.crop_max_frames
+            frames = video.crop(*trace.window_s, visual.crop_fps, most)
+    if len(frames.times_s) > most:
+        raise RuntimeError(f"trace {trace.id}: {len(frames.times_s)} frames were decoded, {most} are allowed")
+    return frames
 
 
 @dataclass

@@ -29,6 +29,7 @@ from paravt.reporter import Reporter
 from paravt.segments import use_segments
 from paravt.sft.data import TraceSource
 from paravt.sft.packing import best_fit
+from paravt.times import TimeError
 from paravt.training import TrainingRun, TrainResult, micro_batches
 from paravt.video import VideoError
 
@@ -121,15 +122,16 @@ def _readable(
 ) -> list[Conversation]:
     """This process's conversations of a step; what is left out is counted in all processes.
 
-    Raises the last VideoError if none of the step can be read, ValueError if all are longer than a row.
+    Raises the last VideoError or TimeError if none of the step can be read, ValueError if all are longer
+    than a row.
     """
     conversations, reasons, fault = [], [], None
     for index in indices:
         try:
             conversation = source.conversation(index)
-        except VideoError as error:
+        except (VideoError, TimeError) as error:
             fault = error
-            reasons.append(f"video {error.reason}")
+            reasons.append(f"video {error.reason}" if isinstance(error, VideoError) else "window outside")
             log.warning("trace %s is left out: %s", source.traces[index].id, error)
             continue
         if config.packing and len(conversation.ids) > config.micro_batch_tokens:

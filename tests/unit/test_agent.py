@@ -17,6 +17,7 @@ from paravt.engines import EngineError, TransformersEngine
 from paravt.footage import BudgetError
 from paravt.model import collate, token_logprobs
 from paravt.protocol import FORCED_ANSWER, THINK_PREFIX
+from paravt.protocol.prompts import system_prompt
 from paravt.rollout import Rollout, Sample
 from paravt.video import Video, VideoError
 from tests.fakes import Cut, ScriptedEngine
@@ -318,6 +319,13 @@ def test_sequential_runs_one_call_a_turn(clips):
     assert sent_back(rollout) == ["report on Segment 1", "not run: at most 1 calls a turn"]
     assert [e.status for e in rollout.turns[1].executions] == ["ok"]
     assert rollout.call_count == 2 and rollout.answer == "A"
+
+
+@pytest.mark.parametrize("dispatch, cap", [("sequential", 1), ("parallel", 3), ("frames", 3)])
+def test_the_prompt_allows_as_many_calls_as_run(clips, dispatch, cap):
+    rollout = run_one(clips, scripted(answer("A")), mode="agentic", dispatch=dispatch, max_calls=3)
+    text = tiny_encoder().tokenizer.decode(rollout.main.ids)
+    assert system_prompt("agentic", cap) in text and system_prompt("agentic", 4 - cap) not in text
 
 
 def test_frames_go_back_as_images(clips):

@@ -94,6 +94,14 @@ def test_a_finished_run_has_nothing_left_and_says_the_same(tmp_path):
     assert torch.equal(head(first), head(again))
 
 
+def test_a_value_that_is_not_finite_is_left_out_of_the_line_and_counted(tmp_path, caplog):
+    training = run(tmp_path)
+    kept = training.finish_step(0, {"loss": 1.5, "entropy": float("nan"), "ref_kl": None})
+    assert kept == {"loss": 1.5} and json.loads(training.lines[-1]) == {"step": 1, "loss": 1.5}
+    assert training.counts == {"not finite: entropy": 1}
+    assert "step 1: entropy is nan" in caplog.text
+
+
 def test_a_run_that_ends_early_is_an_error(tmp_path):
     training = run(tmp_path)
     do_step(training, 0)
