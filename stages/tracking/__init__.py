@@ -36,7 +36,7 @@ from pydantic import BaseModel
 
 from paravt.config import Params
 from stages.definition import Definition, definitions, dvc_hash, fingerprint, hash_all
-from stages.params import PARAMS_FILE, canonical, digest, read_yaml
+from stages.params import PARAMS_FILE, ROOT, canonical, digest, read_yaml
 from stages.scratch import Scratch
 from stages.tracking.journal import Busy, Journal
 from stages.tracking.lifeline import Stopped, lifeline
@@ -64,6 +64,8 @@ AWAY_GRACE_S = 3.0  # when it did not answer before
 PARENT = "PIPELINE_RUN_ID"  # a name of our own: MLflow's MLFLOW_RUN_ID would make a stage continue its parent
 FLOW_RUN = "PIPELINE_FLOW_RUN_ID"
 PREFECT_TAGS = {"prefect.flow_run_id": (FLOW_RUN, "PREFECT__FLOW_RUN_ID")}
+# MLflow gives colours by chance, and two arms may get one; in the order of the methods of conf/method
+COLOURS = ("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#9c755f", "#edc948")
 # what shows that a stage, or one above it, depends on method or seed
 MARKS = {"method": ("method", "anchoring"), "seed": ("seed",)}
 
@@ -227,6 +229,9 @@ def _tags(name: str, values: Mapping[str, Any], stage: Definition | None, root: 
     if stage:
         tags["pipeline.hash"] = pipeline_hash(root)
     tags |= {key: canonical(values[key]) for key in ("scale", "method", "seed") if key in values}
+    methods = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+    if values.get("method") in methods:
+        tags["mlflow.runColor"] = COLOURS[methods.index(values["method"]) % len(COLOURS)]
     for tag, variables in PREFECT_TAGS.items():
         if found := next((os.environ[name] for name in variables if os.environ.get(name)), None):
             tags[tag] = found

@@ -92,6 +92,14 @@ def test_a_run_is_called_by_what_its_work_depends_on(pipeline, stage, shown):
     assert (run.info.run_name, run.data.tags["dvc.stage"]) == (shown, stage)
 
 
+def test_arms_have_colours_of_their_own(pipeline):
+    arms = ("para_grpo", "vanilla_grpo", "anchoring_only", "gating_only")
+    for arm in arms:
+        with stage_run("pipeline", {"method": arm}):
+            pass
+    assert len({run.data.tags["mlflow.runColor"] for run in runs(pipeline)}) == len(arms)
+
+
 def test_costs_count_every_attempt():
     events = [
         {"kind": "start", "time": 100.0},
