@@ -20,7 +20,7 @@ from datetime import timedelta
 import os
 from typing import Any, TypeVar
 
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from accelerate.utils import (
     DistributedType,
     FullyShardedDataParallelPlugin,
@@ -61,7 +61,8 @@ class Processes:
         )
         state = self.accelerator.state
         if os.environ.get("ACCELERATE_USE_FSDP") == "true" and state.distributed_type == MULTI_CPU:
-            state.distributed_type = DistributedType.FSDP
+            # the second is copied over the first whenever a part of accelerate asks for the state
+            state.distributed_type = PartialState().distributed_type = DistributedType.FSDP
             state.fsdp_plugin = FullyShardedDataParallelPlugin()
         if self.sharded and dtype != torch.float32:
             # gradients of many processes are summed in float32

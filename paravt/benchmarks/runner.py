@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 import hashlib
@@ -112,6 +113,7 @@ def agent_ask(engine: Engine, encoder: ChatEncoder, asking: Asking) -> Ask:
 
     upstream = asking.upstream
     if upstream is not None:
+        encoder = copy(encoder)  # the caller's keeps its own marks
         encoder.mark = upstream.family.mark
 
     def ask(samples: Sequence[Sample], budget: int) -> list[Rollout]:

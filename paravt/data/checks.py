@@ -82,12 +82,16 @@ def why_not_well_formed(turn: Turn) -> str | None:
     if turn.calls:
         if turn.answer_opened:
             return "it holds calls and an answer"
-        return "a call is not closed" if not turn.calls_closed else "a call is not valid"
+        if not turn.calls_closed:
+            return "a call is not closed"
+        return "the think is empty" if len(turn.valid_calls) == len(turn.calls) else "a call is not valid"
     if not turn.answer_opened:
         return "it holds neither a call nor an answer"
     if not turn.answer_closed:
         return "the answer is not closed"
-    return "the answer is empty" if len(turn.answers) == 1 else f"it holds {len(turn.answers)} answers"
+    if len(turn.answers) > 1:
+        return f"it holds {len(turn.answers)} answers"
+    return "the think is empty" if turn.answers[0].strip() else "the answer is empty"
 
 
 def check_roles(kind: object, turns: object) -> str:

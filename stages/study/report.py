@@ -194,6 +194,8 @@ def _beside(study: Study, runs: Runs, accuracy: Sequence[Column]) -> Table:
     header += [f"ours: {column.label}" for column in ours]
     rows = []
     for name, published in PUBLISHED.items():
+        if name not in study.arms:
+            continue
         cells = ["–"] * len(ours)
         if name in runs:
             cells = [_mean(interval_of(column, runs[name]).mean, column.percent) for column in ours]

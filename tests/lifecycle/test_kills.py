@@ -154,7 +154,7 @@ def test_the_whole_tree_ends_with_the_command_that_started_it(toy, number):
         until(lambda: "KILLED" in settle(toy).values())
     assert {run.info.run_name: run.info.status for run in runs(toy)} == {
         "work": "KILLED",
-        "pipeline": "KILLED",
+        "para_grpo, seed 1": "KILLED",
     }
 
 
@@ -169,5 +169,5 @@ def test_a_flow_that_is_stopped_takes_its_stage_with_it(toy, monkeypatch):
     assert flow.returncode == 128 + signal.SIGTERM, output
     assert {run.info.run_name: run.info.status for run in runs(toy)} == {
         "work": "KILLED",
-        "pipeline": "KILLED",
+        "para_grpo, seed 1": "KILLED",
     }

@@ -180,6 +180,7 @@ def with_turn(number: int, **changes) -> list[dict]:
             "turn 3 is not well formed: it holds neither a call nor an answer",
         ),
         (with_turn(2, text="<answer>A</answer>"), "turn 3 is not well formed: the think is not closed"),
+        (with_turn(2, text="</think><answer>A</answer>"), "turn 3 is not well formed: the think is empty"),
         (with_turn(2, text="</think><answer>A"), "turn 3 is not well formed: the answer is not closed"),
         (with_turn(2, text="</think><answer> </answer>"), "turn 3 is not well formed: the answer is empty"),
         (with_turn(2, text=DISPATCH), "turn 3 ends the trace with calls"),
@@ -224,9 +225,9 @@ def test_a_trace_agrees_with_its_question():
     other = checks.check_agreement("main", trace()["turns"], question(answer="B"))
     assert other == "the trace answers 'A', the question's answer is 'B'"
     when = question(question_type="tvg", answer=[3.0, 5.0], options=[])
-    turns = with_turn(2, text="</think><answer>4.0 to 6.0</answer>")
+    turns = with_turn(2, text="there</think><answer>4.0 to 6.0</answer>")
     assert checks.check_agreement("main", turns, when) == OK
-    apart = with_turn(2, text="</think><answer>14.0 to 16.0</answer>")
+    apart = with_turn(2, text="there</think><answer>14.0 to 16.0</answer>")
     assert checks.check_agreement("main", apart, when).startswith("the trace answers (14.0, 16.0)")
 
 
