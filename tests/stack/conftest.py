@@ -81,8 +81,8 @@ class World:
 
     def branch(self, name: str, salt: str) -> str:
         """A commit of its own on a branch of the origin; its id."""
-        (self.desk / "salt.txt").write_text(f"{salt}\n")
         git(self.desk, "checkout", "-q", "-B", name, "main")
+        (self.desk / "salt.txt").write_text(f"{salt}\n")
         git(self.desk, "commit", "-q", "-am", salt)
         git(self.desk, "push", "-q", "--force", "origin", f"HEAD:refs/heads/{name}")
         return git(self.desk, "rev-parse", "HEAD").strip()

@@ -45,7 +45,7 @@ def test_first_run_no_op_changed_parameter_and_a_fresh_clone(world: World, tmp_p
 
     changed = world.start(ref=branch, overrides=["scale=smoke", "grpo.kl_weight=0.02"])
     assert world.end(changed).is_completed()
-    assert world.counts("plain") == (1, 2, 2)
+    assert world.counts("plain") == (1, 2, 1)  # train wrote what it wrote before, so nothing below it ran
 
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "-q", "--branch", branch, str(world.origin), str(clone))
@@ -54,7 +54,7 @@ def test_first_run_no_op_changed_parameter_and_a_fresh_clone(world: World, tmp_p
     done = command(clone, "dvc", "repro", "--pull", EVIDENCE=str(world.evidence))
     assert done.returncode == 0 and "Running stage" not in done.stdout, done.stdout + done.stderr
     assert (clone / "last.txt").read_text() == "plain last\n"
-    assert world.counts("plain") == (1, 2, 2)
+    assert world.counts("plain") == (1, 2, 1)
     assert inconsistencies(read_lock(clone)) == []
 
 
@@ -82,7 +82,7 @@ def test_cancel_ends_the_whole_tree_within_30_s(world: World):
     seconds = time.monotonic() - started
     print(f"cancel to the last child gone: {seconds:.1f} s")
     assert seconds < 30
-    assert world.end(run).is_cancelled()
+    world.until(lambda: world.state(run).is_cancelled(), 60)
     hold.unlink()
 
 
