@@ -353,6 +353,7 @@ def test_another_commit_of_an_archive_replaces_what_it_changed(tmp_path, serve):
 
 
 def _fill(endpoint: str, root: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job begins with it ignored
     from huggingface_hub import constants
 
     constants.DOWNLOAD_CHUNK_SIZE = 1000
