@@ -253,7 +253,7 @@ class RepositoryConfig(Group):
 
 
 class HubConfig(Group):
-    """Published data from the hub. HF_ENDPOINT and HF_TOKEN say where and as whom, PARAVT_MEDIA_ROOT whereto."""
+    """Published data from the hub. HF_ENDPOINT, HF_TOKEN: where, as whom; PARAVT_MEDIA_ROOT: whereto."""
 
     training: RepositoryConfig
     """Tables of SFT and RL rows."""
@@ -278,7 +278,7 @@ class HubConfig(Group):
     benchmark_rows: int | None = Field(None, gt=0)
     """First rows of each benchmark table whose media are brought; none: all."""
     licences: list[str] = ["apache-2.0", "mit"]
-    """Licences that the user accepts, as the repositories' cards name them; `unknown`: cards that name none."""
+    """Licences that the user accepts, as cards name them; `unknown`: cards that name none."""
     workers: int = Field(4, ge=1)
     """Files that are moved or opened at the same time."""
     keep_free_gib: float = Field(5.0, ge=0)
@@ -361,7 +361,7 @@ class EndpointConfig(Group):
     retries: int = Field(4, ge=0)
     """Times that a request is sent again after a timeout, a lost connection, 429 or a server's error."""
     prefill: bool = False
-    """True: the endpoint continues an assistant message that was begun (vLLM, SGLang); force_think needs it."""
+    """True: the endpoint continues an assistant message that was begun (vLLM); force_think needs it."""
 
 
 EngineConfig = Annotated[TransformersEngineConfig | VLLMEngineConfig, Field(discriminator="name")]
