@@ -10,6 +10,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
 import html
+from pathlib import Path
 import re
 
 STYLE = """
@@ -78,6 +79,15 @@ def to_html(title: str, blocks: Sequence[Block]) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n{body}\n</body>\n</html>\n"
     )
+
+
+def write_markdown(folder: Path, blocks: Sequence[Block]) -> None:
+    """The page as FOLDER/report.md with its pictures in FOLDER/plots, which must not be there yet."""
+    (folder / "plots").mkdir()
+    for block in blocks:
+        if isinstance(block, Figure):
+            (folder / "plots" / f"{block.name}.png").write_bytes(block.png)
+    (folder / "report.md").write_text(to_markdown(blocks), encoding="utf-8")
 
 
 def _markdown(block: Block) -> str:

@@ -21,7 +21,7 @@ from paravt.config import Params
 from stages import figures
 from stages import params as parameters
 from stages.command import command
-from stages.document import Block, Bullets, Figure, Heading, Paragraph, to_html, to_markdown
+from stages.document import Block, Bullets, Heading, Paragraph, to_html, write_markdown
 from stages.figures import Claim, Comparison, compare
 from stages.outputs import write_json
 from stages.tables import (
@@ -150,11 +150,7 @@ def write_report(target: Path, blocks: Sequence[Block], metrics: Mapping[str, An
     """All files of the report, or none."""
 
     def write(folder: Path) -> None:
-        (folder / "plots").mkdir()
-        for block in blocks:
-            if isinstance(block, Figure):
-                (folder / "plots" / f"{block.name}.png").write_bytes(block.png)
-        (folder / "report.md").write_text(to_markdown(blocks), encoding="utf-8")
+        write_markdown(folder, blocks)
         (folder / "report.html").write_text(to_html(TITLE, blocks), encoding="utf-8")
         write_json(folder / "metrics.json", metrics)
 

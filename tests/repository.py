@@ -10,6 +10,18 @@ import sys
 
 from stages.params import ROOT, check, compose, dump
 
+# of the root dvc.yaml, in its order
+STAGES = [
+    "download",
+    "validate",
+    "sft",
+    "para_grpo",
+    "evaluate@base",
+    "evaluate@sft",
+    "evaluate@para_grpo",
+    "report",
+]
+
 
 def copy_repository(target: Path, overrides: list[str]) -> Path:
     """Copy what git tracks or would track, write params.yaml from `overrides`, commit. No outputs, no cache,

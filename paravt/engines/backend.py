@@ -16,7 +16,7 @@ from typing import Any
 
 import aiohttp
 
-from paravt.engines.base import EngineError
+from paravt.engines.base import EngineError, Refused
 from paravt.engines.server import KEY, URLS, ServerPlan, VLLMServer
 
 log = logging.getLogger("paravt")
@@ -35,10 +35,6 @@ class Lost(EngineError):
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
         self.reason = reason
-
-
-class Refused(EngineError):
-    """The server understood the request and will not serve it."""
 
 
 @dataclass(eq=False)

@@ -83,6 +83,10 @@ def refusal(request: Request, image_pad_id: int, vocabulary: int, context: int) 
     return None
 
 
+class Refused(EngineError):
+    """The server understood the request and will not serve it."""
+
+
 class Engine(Protocol):
     """`generate` answers requests in order: one list of `sampling.n` generations per request.
 

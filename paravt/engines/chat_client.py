@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from paravt.engines.base import EngineError
+from paravt.engines.base import EngineError, Refused
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_TOLD_S = 0.5, 20.0, 120.0
 CONNECT_TIMEOUT_S = 10.0
@@ -31,10 +31,6 @@ class Lost(EngineError):
         super().__init__(message)
         self.reached = reached
         self.wait_s = wait_s
-
-
-class Refused(EngineError):
-    """The server understood the request and will not serve it."""
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Any
 from paravt.chat import ASSISTANT, END, IMAGE_PAD, VISION_END, VISION_START
 from paravt.config import EndpointConfig
 from paravt.conversation import Visual
-from paravt.engines.base import EngineError, Generation, Request
-from paravt.engines.chat_client import ChatClient, ChatReply, Lost, Refused
+from paravt.engines.base import EngineError, Generation, Refused, Request
+from paravt.engines.chat_client import ChatClient, ChatReply, Lost
 from paravt.engines.wire import FrameUrls
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ import numpy as np
 
 from paravt.chat import PATCH
 from paravt.conversation import MERGE, Visual
-from paravt.engines.backend import Backend, Lost, Refused
-from paravt.engines.base import EngineError, Generation, Request, Sampling, refusal
+from paravt.engines.backend import Backend, Lost
+from paravt.engines.base import EngineError, Generation, Refused, Request, Sampling, refusal
 from paravt.engines.server import ServerPlan, VLLMServer, api_key, given_urls
 from paravt.engines.tied import with_head
 from paravt.engines.wire import FrameUrls, Sample, Unfinished, read_answer, request_body

@@ -10,6 +10,8 @@ from stages.params import ROOT, ParamsError, check, compose, read_yaml
 
 HOME = Path("study")
 FILE = HOME / "arms.yaml"
+RESULTS = HOME / "results"
+SCRATCH = Path(".scratch/study")  # what a run that was stopped needs to go on
 GROUPS = ("main", "variants", "other_bases")
 STARTS = {"base": "base", "sft": "SFT"}  # compared with, not trained
 

@@ -19,10 +19,9 @@ from stages.command import command
 from stages.definition import dvc_hash
 from stages.params import ParamsError, digest
 from stages.sft import BASE, cold_start
-from stages.study.arms import FILE, HOME, Base, read_study
+from stages.study.arms import FILE, HOME, SCRATCH, Base, read_study
 from stages.tracking import stage_run
 
-SCRATCH = Path(".scratch/study")
 LEARNING_RATE = 3e-4  # a fifth of pretraining's peak: habits move, abilities stay
 
 

@@ -16,9 +16,9 @@ from typing import Any
 from paravt.checkpoints import publish
 from stages import figures, plots
 from stages.command import command
-from stages.document import Block, Figure, Heading, Paragraph, Table, to_markdown
+from stages.document import Block, Figure, Heading, Paragraph, Table, to_markdown, write_markdown
 from stages.outputs import write_json
-from stages.study.arms import STARTS, Study, read_study
+from stages.study.arms import HOME, RESULTS, STARTS, Study, read_study
 from stages.study.findings import (
     CALLS_IN_TRAINING,
     COMPLIANCE_IN_TRAINING,
@@ -31,9 +31,9 @@ from stages.study.findings import (
     interval_of,
 )
 from stages.study.record import read_records
-from stages.tables import difference, interval, listed
+from stages.tables import difference, interval, listed, number
 
-RESULTS, TARGET = Path("study/results"), Path("study/report")
+TARGET = HOME / "report"
 TITLE = "What each part of PARA-GRPO buys, at tiny scale"
 MAIN = ("vanilla_grpo", "anchoring_only", "gating_only", "para_grpo")
 
@@ -198,17 +198,13 @@ def _beside(study: Study, runs: Runs, accuracy: Sequence[Column]) -> Table:
             continue
         cells = ["–"] * len(ours)
         if name in runs:
-            cells = [_mean(interval_of(column, runs[name]).mean, column.percent) for column in ours]
+            cells = [number(interval_of(column, runs[name]).mean, column.percent) for column in ours]
         rows.append([study.arms[name].label, *_published(published), *cells])
     return Table(header, rows, BESIDE)
 
 
 def _published(values: Sequence[float]) -> list[str]:
     return [f"{value:.2f}" for value in values[:2]] + [f"{value:.1f}" for value in values[2:]]
-
-
-def _mean(value: float | None, percent: bool) -> str:
-    return "–" if value is None else f"{100 * value:.1f}" if percent else f"{value:.2f}"
 
 
 def _curves(study: Study, runs: Runs) -> Figure:
@@ -296,11 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         blocks, numbers = build(study, runs)
 
         def write(folder: Path) -> None:
-            (folder / "plots").mkdir()
-            for block in blocks:
-                if isinstance(block, Figure):
-                    (folder / "plots" / f"{block.name}.png").write_bytes(block.png)
-            (folder / "report.md").write_text(to_markdown(blocks), encoding="utf-8")
+            write_markdown(folder, blocks)
             write_json(folder / "report.json", numbers)
 
         publish(TARGET, write)

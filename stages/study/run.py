@@ -26,11 +26,10 @@ from stages.evaluate import PREPARED, complaint, evaluate, flat, metrics_of
 from stages.headline import COLUMNS, TABLE, headline, table
 from stages.para_grpo import post_train
 from stages.params import digest
-from stages.study.arms import Arm, read_study
+from stages.study.arms import RESULTS, SCRATCH, Arm, read_study
 from stages.study.record import Record, read_curves, write_record
 from stages.tracking import StageReporter, stage_run
 
-RESULTS, SCRATCH = Path("study/results"), Path(".scratch/study")
 EVALUATION_SEED = 1  # the same frame budgets and draws for every run, whatever seed it was trained with
 
 

@@ -20,20 +20,10 @@ import pytest
 
 from flows.plan import inconsistencies, make_plan, read_lock
 from stages.params import read_yaml
-from tests.repository import copy_repository, environment
+from tests.repository import STAGES, copy_repository, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.lifecycle, pytest.mark.timeout(600)]
 
-STAGES = [
-    "download",
-    "validate",
-    "sft",
-    "para_grpo",
-    "evaluate@base",
-    "evaluate@sft",
-    "evaluate@para_grpo",
-    "report",
-]
 
 
 def run(folder: Path, *words: str, seconds: float = 400) -> subprocess.CompletedProcess:

@@ -10,21 +10,11 @@ import psutil
 import pytest
 
 from flows.plan import inconsistencies, read_lock
-from tests.repository import copy_repository, git
+from tests.repository import STAGES, copy_repository, git
 from tests.stack.conftest import World, command
 
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
-STAGES = [
-    "download",
-    "validate",
-    "sft",
-    "para_grpo",
-    "evaluate@base",
-    "evaluate@sft",
-    "evaluate@para_grpo",
-    "report",
-]
 
 
 def test_cancelled_in_para_grpo_then_finished_and_a_fresh_clone_executes_nothing(world: World, tmp_path):
