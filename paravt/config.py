@@ -156,6 +156,9 @@ class GRPOConfig(Group):
     """True: rollouts that ended at the token limit are left out of the loss."""
     refill_limit: int = Field(0, ge=0)
     """Rounds in which groups that teach nothing are replaced by groups of other prompts; 0: none."""
+    staleness: int = Field(0, ge=0, le=8)
+    """Steps that the weights of a rollout may be behind. 0: rollout and training take turns; more: the next
+    steps are rolled out while the trainer works, by an engine with weights of its own."""
     train_subagents: bool = False
     """True: sub-agent tokens carry the main advantage, in the same denominator."""
     micro_batch_tokens: int = Field(16_384, gt=0)

@@ -24,13 +24,10 @@ from dataclasses import dataclass
 import json
 import logging
 import math
-import os
 from pathlib import Path
-import re
 from typing import TypeVar
 
 from accelerate.utils import fsdp2_prepare_model
-from safetensors import SafetensorError
 import torch
 from torch.distributed.tensor import DTensor
 from transformers import Qwen3VLForConditionalGeneration
@@ -39,17 +36,10 @@ from paravt import checkpoints
 from paravt.checkpoints import CheckpointError
 from paravt.config import OptimiserConfig, TrainConfig
 from paravt.hashing import stable_hash
-from paravt.lora import adapters_off, add_adapters, has_adapters, merged_weights
-from paravt.model import Batch, Scorer, TokenScores, blank_batch, save_model
-from paravt.parallel import Processes, is_first, tell
-from paravt.state import (
-    is_split,
-    load_shards,
-    load_whole_state,
-    whole_state,
-    whole_weights,
-    write_shards,
-)
+from paravt.lora import adapters_off, add_adapters
+from paravt.model import Batch, Scorer, TokenScores, blank_batch
+from paravt.parallel import Processes
+from paravt.state import load_shards, load_whole_state, whole_state, write_shards
 
 log = logging.getLogger("paravt")
 
@@ -101,72 +91,6 @@ def freeze_vision(model: Qwen3VLForConditionalGeneration, frozen: bool) -> None:
     """Keep or train the vision tower with its mergers; all other weights are trained."""
     model.requires_grad_(True)
     model.model.visual.requires_grad_(not frozen)
-
-
-def export_weights(
-    model: Qwen3VLForConditionalGeneration, dtype: torch.dtype | None = None
-) -> dict[str, torch.Tensor] | None:
-    """Weights to write, adapters merged, in `dtype` if given; None if the model's own are just that.
-
-    Where weights are split over processes all of them call this, and only the first gets tensors.
-    """
-    weights = None
-    if is_split(model):
-        weights = whole_weights(model)
-    elif has_adapters(model):
-        weights = merged_weights(model)
-    if dtype is not None and any(weight.dtype != dtype for weight in model.parameters()):
-        weights = model.state_dict() if weights is None else weights
-        weights = {name: w.to(dtype) if w.is_floating_point() else w for name, w in weights.items()}
-    if weights and model.config.tie_word_embeddings:  # one tensor, so that it is written once
-        weights["lm_head.weight"] = weights["model.language_model.embed_tokens.weight"]
-    return weights
-
-
-def write_model_folder(
-    model: Qwen3VLForConditionalGeneration,
-    source: str | Path,
-    target: str | Path,
-    dtype: torch.dtype | None = None,
-    finish: Callable[[Path], None] | None = None,
-) -> None:
-    """A whole model folder at `target`, or none: weights, with the tokenizer files of `source`.
-
-    `dtype` is that of the weights on the disk, by default the model's; `finish` may add files to the folder
-    before it appears. All processes of a training call this; the first one writes.
-    """
-    weights = export_weights(model, dtype)
-
-    def write(folder: Path) -> None:
-        save_model(model, source, folder, weights)
-        if finish:
-            finish(folder)
-
-    publish_model(target, write)
-
-
-def publish_model(target: str | Path, write: Callable[[Path], None]) -> None:
-    """Make `target` appear at once as `write(folder)` fills it. Raises CheckpointError if the disk does not
-    take it; what was at `target` before then stays. Of several processes the first one writes, the others
-    wait.
-    """
-    words = tell(_published(Path(target), write) if is_first() else None)
-    if words:
-        raise CheckpointError(words)
-
-
-def _published(target: Path, write: Callable[[Path], None]) -> str | None:
-    """None, or why the disk did not take it."""
-    try:
-        checkpoints.publish(target, write)
-    except OSError as error:
-        return f"cannot write {target}: {checkpoints.reason(error)}"
-    except SafetensorError as error:
-        # The library's own words hold the system's, as in "(os error 28)".
-        match = re.search(r"os error (\d+)", str(error))
-        why = checkpoints.reason(OSError(int(match[1]), os.strerror(int(match[1])))) if match else error
-        return f"cannot write {target}: {why}"
-    return None
 
 
 class TrainingRun:

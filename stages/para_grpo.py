@@ -52,9 +52,9 @@ def post_train(
     import torch
 
     from paravt.card import write_card
+    from paravt.export import write_model_folder
     from paravt.grpo import GRPOSetup, train
     from paravt.model import load_encoder, load_model
-    from paravt.training import write_model_folder
 
     samples = read_samples(DATA)
     reporter.know(samples)
@@ -84,7 +84,8 @@ def _engine(
         return
     limits = PromptLimits.of(params.episode, params.visual, max(params.budget.choices))
     shared, device = model, None
-    if params.train.sharding != "none":  # no process has the trained weights whole
+    # no process has the trained weights whole, or they change while the engine samples
+    if params.train.sharding != "none" or params.grpo.staleness:
         import torch
 
         shared, device = None, "cuda" if torch.cuda.is_available() else None

@@ -47,9 +47,9 @@ def cold_start(
 
     from paravt.card import write_card
     from paravt.data.schema import read_traces
+    from paravt.export import write_model_folder
     from paravt.model import load_encoder, load_model
     from paravt.sft import SFTSetup, train
-    from paravt.training import write_model_folder
 
     traces = read_traces(DATA)
     dtype = getattr(torch, params.train.dtype)

@@ -15,12 +15,13 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from paravt.config import AnchoringConfig, TrainConfig
+from paravt.export import export_weights, write_model_folder
 from paravt.grpo import train as train_grpo
 from paravt.model import load_encoder, load_model
 from paravt.parallel import is_first, tell
 from paravt.reporter import LogReporter
 from paravt.sft import train as train_sft
-from paravt.training import TrainingRun, export_weights, write_model_folder
+from paravt.training import TrainingRun
 from tests.fakes import ScriptedEngine
 from tests.tiny import VISUAL
 from tests.training_world import CALL, grpo_setup, loose_traces, question, sft_setup

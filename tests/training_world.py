@@ -25,6 +25,7 @@ from paravt.config import (
 )
 from paravt.data.schema import TraceRow, TraceTurn
 from paravt.engines import TransformersEngine
+from paravt.export import write_model_folder
 from paravt.grpo import GRPOSetup
 from paravt.grpo import train as train_grpo
 from paravt.model import load_encoder, load_model
@@ -32,7 +33,6 @@ from paravt.reporter import LogReporter
 from paravt.rollout import Sample
 from paravt.sft import SFTSetup
 from paravt.sft import train as train_sft
-from paravt.training import write_model_folder
 from tests.tiny import VISUAL, build_tiny
 
 EPISODE = EpisodeConfig(

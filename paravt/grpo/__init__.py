@@ -12,7 +12,8 @@ from paravt.grpo.budget import frame_budget
 
 if TYPE_CHECKING:
     from paravt.grpo.loss import Denominators, LossInputs, LossOutput, policy_loss
-    from paravt.grpo.trainer import GRPOSetup, train
+    from paravt.grpo.setup import GRPOSetup
+    from paravt.grpo.trainer import train
 
 __all__ = [
     "Denominators",

@@ -18,7 +18,7 @@ Several processes share a step (`parallel`): each rolls out its own prompts, gro
 follows from (seed, step, sample id), whoever draws it. Where only the first process has an engine, as with
 servers that all would share, it rolls out for all of them and deals the groups out.
 
-Left out on purpose: rollouts from older weights.
+Rollout and training take turns; with `staleness` the rollouts of the next steps are made meanwhile (`ahead`).
 """
 
 from __future__ import annotations
@@ -29,28 +29,19 @@ from contextlib import contextmanager, nullcontext
 import copy
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
 import logging
 from pathlib import Path
+import shutil
 import time
 
 import torch
 from tqdm import tqdm
 from transformers import Qwen3VLForConditionalGeneration
 
-from paravt.agent import AgentSetup, run_episodes
 from paravt.chat import ChatEncoder
-from paravt.config import (
-    AnchoringConfig,
-    BudgetConfig,
-    EpisodeConfig,
-    GRPOConfig,
-    Params,
-    RewardConfig,
-    TrainConfig,
-    VisualConfig,
-)
 from paravt.engines.base import Engine
+from paravt.export import export_weights, publish_model
+from paravt.grpo.ahead import Ahead
 from paravt.grpo.batch import (
     Group,
     MicroBatch,
@@ -60,57 +51,23 @@ from paravt.grpo.batch import (
     make_micro_batches,
     step_rows,
     step_totals,
-    with_bonus,
 )
-from paravt.grpo.budget import prompt_budget
 from paravt.grpo.loss import Denominators, LossInputs, LossOutput, kl_to_go, mean_metrics, policy_loss
 from paravt.grpo.metrics import step_metrics
-from paravt.grpo.refill import refill, replacement, reserve_of_step
-from paravt.hashing import Item, items_of_step, stable_hash
+from paravt.grpo.rollouts import Rolled, Score, StepRollouts, rewarded
+from paravt.grpo.setup import GRPOSetup
+from paravt.hashing import items_of_step
 from paravt.model import Batch, TokenScores
 from paravt.reporter import Reporter
-from paravt.rewards import Reward, score
-from paravt.rollout import Rollout, Sample
-from paravt.training import TrainingRun, TrainResult, export_weights, publish_model
+from paravt.rewards import score
+from paravt.rollout import Sample
+from paravt.training import TrainingRun, TrainResult
 
 log = logging.getLogger("paravt")
 
 SHOW_EVERY = 5  # steps between rollouts that are handed to the reporter
 MOST_EMPTY = 3  # steps in a row in which no episode had a reward
 RATIO_SLACK = 0.05  # of the first step's mean importance ratio around 1
-
-Score = Callable[[Rollout, Sample], Reward]
-
-
-@dataclass(frozen=True)
-class GRPOSetup:
-    """What a run depends on beside model and samples. Raises ValueError for what cannot be trained."""
-
-    seed: int
-    visual: VisualConfig
-    budget: BudgetConfig
-    episode: EpisodeConfig
-    reward: RewardConfig
-    anchoring: AnchoringConfig
-    grpo: GRPOConfig
-    train: TrainConfig = TrainConfig()
-
-    def __post_init__(self) -> None:
-        if self.episode.temperature == 0:
-            raise ValueError(
-                "episode.temperature is 0, but a group of greedy episodes has no spread; use 0.7 or 1"
-            )
-        if self.grpo.group_size == 1:
-            log.warning("grpo.group_size is 1: a group of one has no spread, only anchors could train")
-
-    @classmethod
-    def of(cls, params: Params) -> GRPOSetup:
-        names = ("seed", "visual", "budget", "episode", "reward", "anchoring", "grpo", "train")
-        return cls(**{name: getattr(params, name) for name in names})
-
-    def identity(self) -> list:
-        configs = (self.visual, self.budget, self.episode, self.reward, self.anchoring, self.grpo)
-        return [self.seed, *(config.model_dump() for config in configs), self.train.identity()]
 
 
 def train(
@@ -156,15 +113,18 @@ def train(
     start = run.frozen_start(ref_model) if needs_start else None
     score_fn = score_fn or partial(score, config=setup.reward)
     loop = _Loop(run, start, engine, encoder, samples, setup, score_fn, video_root)
-    loop.sync(run.done)
     hidden = None if run.is_first else True
-    with tqdm(total=config.steps, initial=run.done, desc="grpo", unit="step", disable=hidden) as bar:
+    with (
+        loop.rollouts_ahead(),
+        tqdm(total=config.steps, initial=run.done, desc="grpo", unit="step", disable=hidden) as bar,
+    ):
+        loop.sync(run.done)
         for step in run.remaining:
             clock = Clock()
             with clock.measure("rollout"):
                 episodes = loop.roll_out(step)
             with clock.measure("reward"):
-                groups = loop.reward(episodes)
+                groups = [rewarded(group, setup, score_fn) for group in episodes]
                 rows = step_rows(encoder, groups, config, setup.anchoring)
                 totals = step_totals(run.processes, groups, rows, setup.episode.max_new_tokens)
                 loop.count(step, totals)
@@ -176,7 +136,7 @@ def train(
             kept = run.finish_step(step, values)
             if not run.is_first:
                 continue
-            reporter.metrics(kept | clock.metrics(kept), step + 1)
+            reporter.metrics(kept | clock.metrics(kept) | loop.times, step + 1)
             if step % SHOW_EVERY == 0:
                 reporter.rollouts(groups[0].rollouts, step + 1)
             reporter.progress(step + 1, config.steps, f"reward {kept.get('reward/total', 0):.2f}")
@@ -199,46 +159,65 @@ class _Loop:
     video_root: str | Path
     empty_steps: int = 0
     refills: Counter[str] = field(default_factory=Counter)
+    times: dict[str, float] = field(default_factory=dict)
+    ahead: Ahead[Rolled] | None = None
 
     def __post_init__(self) -> None:
         brought = self.run.processes.gather(self.engine is not None)
         if not brought[0]:
             raise ValueError("the first process has no engine; give it one")
         self.deals = not all(brought)
-        if self.run.processes.sharded and self._shares_weights:
+        if self._shares_weights and self.run.processes.sharded:
             raise ValueError("weights are split over processes; give the engine a model of its own")
+        if self._shares_weights and self.setup.grpo.staleness:
+            raise ValueError(
+                f"grpo.staleness is {self.setup.grpo.staleness}, but the engine samples from the weights "
+                "that are trained; give it a model of its own, or write 0"
+            )
 
     @property
     def _shares_weights(self) -> bool:
         return getattr(self.engine, "model", None) is self.run.model
 
-    def roll_out(self, step: int) -> list[Group]:
-        """This process's groups of the step, not yet rewarded."""
-        ids = [sample.id for sample in self.samples]
-        items = items_of_step(self.setup.seed, step, self.setup.grpo.prompts_per_step, ids)
-        places = range(len(items))
-        if not self.deals:
-            return self._filled(step, items, self.run.processes.share(places), ids)
-        return self.run.processes.deal(self._filled(step, items, places, ids) if self.engine else None)
+    @contextmanager
+    def rollouts_ahead(self) -> Iterator[None]:
+        """A context in which the next steps are rolled out while this one trains, if so configured."""
+        staleness = self.setup.grpo.staleness
+        if not staleness or self.engine is None:
+            yield
+            return
+        # a tokenizer of its own: the trainer reads tags with the other one meanwhile
+        rollouts = self._rollouts(copy.deepcopy(self.encoder))
+        with Ahead(
+            lambda step: rollouts.roll_out(step, self._places), self._load, self.run.remaining, staleness
+        ) as self.ahead:
+            yield
 
-    def _filled(
-        self, step: int, items: Sequence[Item], places: Sequence[int], ids: Sequence[str]
-    ) -> list[Group]:
-        """Groups for some places of the step; those that teach nothing are replaced if so configured."""
-        limit = self.setup.grpo.refill_limit
-        groups = self._groups(step, [items[place] for place in places])
-        if not limit:
-            return groups
-        reserve = reserve_of_step(self.setup.seed, step, items, ids)
-        refilled = refill(
-            dict(zip(places, self.reward(groups), strict=True)),
-            limit,
-            lambda group: step_rows(self.encoder, [group], self.setup.grpo, self.setup.anchoring).has_signal,
-            lambda place, round_: replacement(place, round_, items, reserve),
-            lambda visits: self.reward(self._groups(step, visits)),
+    def _rollouts(self, encoder: ChatEncoder) -> StepRollouts:
+        # an engine that samples from the trained weights computes as their passes do
+        around = self.run.accelerator.autocast if self._shares_weights else nullcontext
+        return StepRollouts(
+            self.engine, encoder, self.samples, self.setup, self.score_fn, self.video_root, around
         )
-        self.refills = Counter(rolled=refilled.rolled, empty=refilled.empty)
-        return refilled.groups
+
+    @property
+    def _places(self) -> list[int]:
+        """The places of a step that this process rolls out; all of them if it deals them out."""
+        places = range(self.setup.grpo.prompts_per_step)
+        return list(places) if self.deals else self.run.processes.share(places)
+
+    def roll_out(self, step: int) -> list[Group]:
+        """This process's groups of the step."""
+        rolled = Rolled([])
+        if self.ahead:
+            made = self.ahead.take(step)
+            rolled, self.times = made.value, {"time/rollout_ahead_s": made.seconds}
+        elif self.engine is not None:
+            rolled = self._rollouts(self.encoder).roll_out(step, self._places)
+        self.refills = rolled.refills
+        if not self.deals:
+            return rolled.groups
+        return self.run.processes.deal(rolled.groups if self.run.is_first else None)
 
     def refill_metrics(self) -> dict[str, float]:
         """What refilling took in this step, over all processes."""
@@ -246,43 +225,6 @@ class _Loop:
             return {}
         total = sum(self.run.processes.gather(self.refills), Counter())
         return {f"refill/{name}": float(total[name]) for name in ("rolled", "empty")}
-
-    def _groups(self, step: int, items: Sequence[Item]) -> list[Group]:
-        """A group for each item. At an epoch's border one step visits two epochs."""
-        setup = self.setup
-        groups = []
-        for epoch, part in groupby(items, key=lambda item: item.epoch):
-            samples = [self.samples[item.index] for item in part]
-            budgets = {s.id: prompt_budget(setup.budget, setup.seed, epoch, s.id) for s in samples}
-            agent = AgentSetup(
-                self.encoder,
-                setup.episode,
-                setup.visual,
-                budget=lambda sample, budgets=budgets: budgets[sample.id],
-                seed=stable_hash("rollouts", setup.seed, step, epoch),
-                group_size=setup.grpo.group_size,
-                video_root=self.video_root,
-            )
-            # an engine that samples from the trained weights computes as their passes do
-            with self.run.accelerator.autocast() if self._shares_weights else nullcontext():
-                rollouts = run_episodes(self.engine, samples, agent)
-            size = setup.grpo.group_size
-            for number, sample in enumerate(samples):
-                group = rollouts[number * size : (number + 1) * size]
-                groups.append(Group(sample, epoch, budgets[sample.id], group, []))
-        return groups
-
-    def reward(self, groups: Sequence[Group]) -> list[Group]:
-        """The groups with their rewards; the frames that were decoded are checked against the budget."""
-        rewarded = []
-        for group in groups:
-            check_budget(group)
-            rewards = [
-                with_bonus(self.score_fn(r, group.sample), r, self.setup.anchoring, self.setup.reward)
-                for r in group.rollouts
-            ]
-            rewarded.append(Group(group.sample, group.epoch, group.frame_budget, group.rollouts, rewards))
-        return rewarded
 
     def count(self, step: int, totals: StepTotals) -> None:
         """Log and count what is left out. Raises RuntimeError when nothing has worked for three steps."""
@@ -334,11 +276,12 @@ class _Loop:
         return values
 
     def sync(self, version: int) -> None:
-        """Give the engine the present weights. One that shares the module only takes the version."""
+        """Give the engine the present weights. One that shares the module only takes the version; one that
+        is ahead takes them before its next step.
+        """
         if all(self.run.processes.gather(self._shares_weights)):
             self.engine.weight_version = version
             return
-        folder = self.run.scratch / "engine-weights"
         dtype = None if self.run.dtype == torch.float32 else self.run.dtype
         weights = export_weights(self.run.model, dtype)
 
@@ -346,10 +289,30 @@ class _Loop:
             self.run.model.save_pretrained(target, state_dict=weights)
             self.encoder.tokenizer.save_pretrained(target)
 
-        publish_model(folder, write)
-        if self.engine is not None:
-            self.engine.load_weights(str(folder), version)
-        self.run.processes.wait()  # the next folder replaces this one
+        publish_model(self._weights_of(version), write)
+        loaded: int | None = version
+        if self.ahead:
+            self.ahead.offer(version)
+            loaded = self.ahead.loaded
+        elif self.engine is not None:
+            self._load(version)
+        self._forget_before(self.run.processes.gather(loaded))
+
+    def _weights_of(self, version: int) -> Path:
+        return self.run.scratch / "engine-weights" / str(version)
+
+    def _load(self, version: int) -> None:
+        self.engine.load_weights(str(self._weights_of(version)), version)
+
+    def _forget_before(self, loaded: Sequence[int | None]) -> None:
+        """Remove weights that every engine has replaced. An engine may have to load anew what it has: a
+        server that died does.
+        """
+        if not self.run.is_first or None in loaded:
+            return
+        for folder in self._weights_of(0).parent.iterdir():
+            if folder.name.isdigit() and int(folder.name) < min(loaded):
+                shutil.rmtree(folder)
 
     def _loss(self, micro_batch: MicroBatch, denominators: Denominators) -> LossOutput:
         config, temperature = self.setup.grpo, self.setup.episode.temperature
@@ -395,14 +358,3 @@ class Clock:
         for name in ("tokens", "frames"):
             made[f"time/{name}_per_s"] = values.get(f"{name}_per_episode", 0.0) * values["episodes"] / total
         return made | {"time/step_s": total}
-
-
-def check_budget(group: Group) -> None:
-    """Raises RuntimeError unless all episodes of the group saw the same frames, within their budget."""
-    seen = {r.frames_seen for r in group.rollouts if r.stop_reason != "failed" or r.frames_seen}
-    asked = {rollout.frame_budget for rollout in group.rollouts}
-    if asked != {group.frame_budget} or len(seen) > 1 or any(n > group.frame_budget for n in seen):
-        raise RuntimeError(
-            f"sample {group.sample.id}: the budget is {group.frame_budget} frames, but its episodes had "
-            f"budgets {sorted(asked)} and saw {sorted(seen)} frames"
-        )

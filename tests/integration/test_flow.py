@@ -25,7 +25,6 @@ from tests.repository import STAGES, copy_repository, environment
 pytestmark = [pytest.mark.slow, pytest.mark.lifecycle, pytest.mark.timeout(600)]
 
 
-
 def run(folder: Path, *words: str, seconds: float = 400) -> subprocess.CompletedProcess:
     return subprocess.run(
         [sys.executable, "-m", *words],

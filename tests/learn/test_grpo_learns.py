@@ -12,12 +12,12 @@ import torch
 
 from paravt.config import AnchoringConfig, BudgetConfig, OptimiserConfig, RewardConfig
 from paravt.engines import TransformersEngine
+from paravt.export import write_model_folder
 from paravt.grpo import GRPOSetup, train
 from paravt.model import load_encoder, load_model
 from paravt.reporter import LogReporter
 from paravt.rewards import Reward, score
 from paravt.rollout import Rollout, Sample
-from paravt.training import write_model_folder
 from tests.tiny import VISUAL, build_tiny
 from tests.training_world import grpo_setup, loose_traces, question, run_sft, sft_setup, write_clips
 

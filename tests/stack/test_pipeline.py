@@ -16,7 +16,6 @@ from tests.stack.conftest import World, command
 pytestmark = [pytest.mark.stack, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-
 def test_cancelled_in_para_grpo_then_finished_and_a_fresh_clone_executes_nothing(world: World, tmp_path):
     from prefect.client.orchestration import get_client
     from prefect.states import Cancelling

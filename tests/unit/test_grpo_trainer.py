@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 
 import pytest
 
 from paravt.config import AnchoringConfig, EpisodeConfig
+from paravt.engines import EngineError, TransformersEngine
 from paravt.grpo import GRPOSetup, train
 from paravt.grpo.batch import Group
 from paravt.grpo.budget import frame_budget
-from paravt.grpo.trainer import check_budget
+from paravt.grpo.rollouts import check_budget
 from paravt.hashing import items_of_step
 from paravt.model import load_model
 from paravt.rewards import Reward
@@ -168,3 +170,51 @@ def test_frames_that_do_not_fit_the_budget_end_the_run(clips, tmp_path):
     rollouts[0].frames_seen += 1
     with pytest.raises(RuntimeError, match="the budget is"):
         check_budget(group)
+
+
+def test_rollouts_ahead_are_drawn_as_without_and_never_too_old(clips, tmp_path):
+    """The script answers by the prompt alone, so that the same draws give the same episodes."""
+    turns, _, _, _ = run(clips, tmp_path / "in turn", grpo_setup(steps=5))
+    ahead, listener, engine, _ = run(clips, tmp_path / "ahead", grpo_setup(steps=5, staleness=2))
+    for name in ("reward/total", "budget", "compliance", "tokens_per_episode"):
+        assert [row[name] for row in ahead] == [row[name] for row in turns]
+    assert ahead[0]["staleness"] == 0
+    assert all(0 <= row["staleness"] <= 2 for row in ahead)
+    assert max(row["staleness"] for row in ahead) > 0
+    versions = [version for _, version in engine.loaded]
+    assert versions == sorted(set(versions)) and versions[0] == 0
+    assert all("time/rollout_ahead_s" in values for values in listener.values)
+    kept = sorted(int(folder.name) for folder in (tmp_path / "ahead" / "engine-weights").iterdir())
+    assert kept[-1] == 5 and kept[0] == versions[-1]  # what the engine has, and what is newer
+
+
+def test_rollouts_ahead_go_on_after_a_stop_with_the_checkpoints_weights(clips, tmp_path):
+    run(clips, tmp_path, grpo_setup(steps=4, staleness=1, save_every=2))
+    [last] = tmp_path.glob("step-*4")
+    shutil.rmtree(last)  # as if killed in step 3 or 4
+    rows, _, engine, _ = run(clips, tmp_path, grpo_setup(steps=4, staleness=1, save_every=2))
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert engine.loaded[0][1] == 2 and rows[2]["staleness"] == 0
+
+
+def test_an_engine_that_dies_ahead_ends_the_run_with_its_words(clips, tmp_path):
+    class Dying(WatchedEngine):
+        def generate(self, requests):
+            if len(self.calls) == 3:
+                raise EngineError("the servers are gone")
+            return super().generate(requests)
+
+    with pytest.raises(EngineError, match="servers are gone"):
+        run(clips, tmp_path, grpo_setup(steps=9, staleness=1), engine=Dying(reply))
+
+
+def test_rollouts_ahead_need_weights_of_their_own(clips, tmp_path):
+    model = load_model(tiny_folder())
+    engine = TransformersEngine(model, tiny_encoder().end_ids)
+    chosen = grpo_setup(staleness=1)
+    with pytest.raises(
+        ValueError, match="grpo.staleness is 1, but the engine samples from the weights that are"
+    ):
+        train(
+            model, None, engine, tiny_encoder(), [question(1)], chosen, Listener(), tmp_path, video_root=clips
+        )

@@ -8,9 +8,10 @@ import torch
 
 from paravt.checkpoints import latest, load_tensors
 from paravt.config import LoRAConfig, OptimiserConfig, TrainConfig
+from paravt.export import write_model_folder
 from paravt.lora import adapters_off, add_adapters, merged_weights
 from paravt.model import Batch, collate, load_model, token_logprobs
-from paravt.training import TrainingRun, write_model_folder
+from paravt.training import TrainingRun
 from tests.tiny import tiny_conversation, tiny_folder
 
 CONFIG = LoRAConfig(rank=4, alpha=8.0)

@@ -55,9 +55,7 @@ def test_dispatch_takes_its_window_from_the_frames_around_the_part():
 def test_gather_reads_the_reports_and_walks_the_options():
     sample = sample_of("shape", ["blue"], ("square", "cross", "circle", "triangle"), "B")
     trace = main_trace(SCENE, sample, [0.0, 7.9, 15.9, 23.9], True, [[10.0, 11.0, 12.0]])
-    assert trace.turns[1] == (
-        "blue cross\nA. square no\nB. cross yes\n</think>\n<answer>B</answer>"
-    )
+    assert trace.turns[1] == ("blue cross\nA. square no\nB. cross yes\n</think>\n<answer>B</answer>")
 
 
 def test_span_is_the_first_to_the_last_frame_that_shows_the_shape():

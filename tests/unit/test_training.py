@@ -15,8 +15,9 @@ import torch
 from paravt import checkpoints
 from paravt.checkpoints import CheckpointError
 from paravt.config import OptimiserConfig
+from paravt.export import write_model_folder
 from paravt.model import load_model
-from paravt.training import NonFiniteLoss, TrainingRun, learning_rate, micro_batches, write_model_folder
+from paravt.training import NonFiniteLoss, TrainingRun, learning_rate, micro_batches
 from tests.tiny import tiny_folder
 
 
