@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 
 import pytest
 import torch
 
 from paravt.config import OptimiserConfig
 from paravt.engines import TransformersEngine
+from paravt.engines.factory import make_engine
 from paravt.grpo import GRPOSetup, train
 from paravt.model import load_model
 from paravt.reporter import LogReporter
@@ -18,17 +22,16 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 STEPS = 4
 
 
-def run(engine, model, encoder, params, samples, scratch) -> list[dict]:
+def run(engine, model, encoder, params, samples, scratch, **grpo) -> list[dict]:
     """The metrics of each step. The learning rate is high, so that a missed sync shows in the next ratio."""
-    grpo = params.grpo.model_copy(
-        update={
-            "steps": STEPS,
-            "prompts_per_step": 2,
-            "group_size": 4,
-            "save_every": STEPS,
-            "optimiser": OptimiserConfig(learning_rate=1e-3),
-        }
-    )
+    few = {
+        "steps": STEPS,
+        "prompts_per_step": 2,
+        "group_size": 4,
+        "save_every": STEPS,
+        "optimiser": OptimiserConfig(learning_rate=1e-3),
+    }
+    grpo = params.grpo.model_copy(update=few | grpo)
     changes = {"grpo": grpo, "budget": params.budget.model_copy(update={"choices": [4, 8]})}
     setup = GRPOSetup.of(params.model_copy(update=changes))
     train(model, None, engine, encoder, samples, setup, LogReporter(), scratch)
@@ -61,3 +64,51 @@ def test_the_first_step_rewards_as_with_the_transformers_engine(engine, encoder,
     assert theirs["episodes"] == ours["episodes"] == 8
     assert theirs["entropy"] == pytest.approx(ours["entropy"], rel=0.5)
     assert torch.isfinite(torch.tensor(list(theirs.values()))).all()
+
+
+def test_it_learns_as_with_the_transformers_engine(engine, encoder, params, samples, tmp_path):
+    """The same prompts again and again: the reward grows by as much, whoever samples."""
+    longer = {
+        "steps": 16,
+        "prompts_per_step": 2,
+        "group_size": 8,
+        "optimiser": OptimiserConfig(learning_rate=1e-4),
+    }
+    theirs = run(engine, load_model(BASE), encoder, params, samples[:2], tmp_path / "vllm", **longer)
+    model = load_model(BASE)
+    own = TransformersEngine(model, encoder.end_ids)
+    ours = run(own, model, encoder, params, samples[:2], tmp_path / "transformers", **longer)
+
+    def gain(steps: list[dict]) -> float:
+        rewards = [step["reward/total"] for step in steps]
+        return sum(rewards[-4:]) / 4 - sum(rewards[:4]) / 4
+
+    print("gain", gain(theirs), gain(ours), [round(step["reward/total"], 2) for step in theirs])
+    assert gain(theirs) > 0.2 and gain(ours) > 0.2
+    assert gain(theirs) == pytest.approx(gain(ours), abs=0.5)
+    assert all(step["ratio_before"] == pytest.approx(1, abs=0.02) for step in theirs)
+
+
+def test_rollouts_ahead_survive_a_server_that_dies(params, encoder, limits, samples, tmp_path):
+    """Killed while it rolls out ahead: started again, given its weights, asked again; all is counted."""
+    with make_engine(params.engine, BASE, encoder, limits, log_folder=tmp_path / "logs") as engine:
+        generate, calls = engine.generate, []
+
+        def killing(requests):
+            calls.append(len(requests))
+            if len(calls) == 4:
+                [server] = engine._servers
+                threading.Timer(0.05, os.killpg, (server.process_group, signal.SIGKILL)).start()
+            return generate(requests)
+
+        engine.generate = killing
+        model = load_model(BASE)
+        steps = run(engine, model, encoder, params, samples, tmp_path / "run", staleness=1)
+        print(dict(engine.counts), [(step["staleness"], step["ratio_before"]) for step in steps])
+        assert engine.counts["server restarted"] == 1
+        assert engine.counts["weights loaded anew"] == 1
+        assert [step["step"] for step in steps] == [1, 2, 3, 4]
+        assert all(step["left_out/failed"] == 0 for step in steps)
+        assert steps[0]["staleness"] == 0 and all(step["staleness"] <= 1 for step in steps)
+        assert max(step["staleness"] for step in steps) == 1
+        assert steps[0]["ratio_before"] == pytest.approx(1, abs=0.02)
