@@ -87,6 +87,9 @@ class Use:
         return self.total_gib <= self.has_gib
 
 
+ROLLOUT_PARTS = ("video", "read", "write")
+
+
 @dataclass(frozen=True)
 class Plan:
     layout: Layout
@@ -95,13 +98,20 @@ class Plan:
     seconds: dict[str, dict[str, float]]
     disk_gib: dict[str, float]
     assumptions: Assumptions = field(default_factory=Assumptions)
+    overlaps: bool = False
+    """Whether the next steps are rolled out while the trainer works."""
 
     @property
     def fits(self) -> bool:
         return all(use.fits for use in self.uses)
 
     def steps_per_hour(self, stage: str) -> float:
-        return 3600 / sum(self.seconds[stage].values())
+        """By the sum of a step's parts, or by the longer side where rollout and training overlap."""
+        seconds = self.seconds[stage]
+        rollout_s = sum(seconds.get(part, 0.0) for part in ROLLOUT_PARTS)
+        if self.overlaps and stage == "para_grpo":
+            return 3600 / max(rollout_s, sum(seconds.values()) - rollout_s)
+        return 3600 / sum(seconds.values())
 
 
 def make_plan(
@@ -141,6 +151,7 @@ def make_plan(
         },
         _disk(params, architecture),
         assumptions,
+        overlaps=params.grpo.staleness > 0,
     )
 
 
@@ -269,8 +280,8 @@ def _disk(params: Params, sizes: Architecture) -> dict[str, float]:
     else:
         checkpoint = (12 * sizes.text_parameters + 2 * sizes.vision_parameters) / GIB
     kept = max(2, params.grpo.keep_checkpoints) + 1  # one more while it is written
-    # base, SFT, RL, and the folder that the server reads; DVC links outputs into its cache
-    return {"models": 4 * model, "checkpoints": kept * checkpoint}
+    # base, SFT, RL, and the folders that the server reads; DVC links outputs into its cache
+    return {"models": (4 + params.grpo.staleness) * model, "checkpoints": kept * checkpoint}
 
 
 def describe(plan: Plan) -> str:
@@ -285,7 +296,8 @@ def describe(plan: Plan) -> str:
     lines += ["", f"visual tokens of a prompt: {shown}"]
     for stage, seconds in plan.seconds.items():
         parts = ", ".join(f"{name} {value:.0f} s" for name, value in seconds.items())
-        lines.append(f"{stage}: about {plan.steps_per_hour(stage):.0f} steps an hour ({parts})")
+        way = "; rollouts ahead of the trainer" if plan.overlaps and stage == "para_grpo" else ""
+        lines.append(f"{stage}: about {plan.steps_per_hour(stage):.0f} steps an hour ({parts}{way})")
     disk = ", ".join(f"{name} {gib:.0f} GiB" for name, gib in plan.disk_gib.items())
     lines += [f"disk of training, without media: {disk}", "", "estimates, not measured; they assume:"]
     lines += [f"    {name} {value:g}" for name, value in asdict(plan.assumptions).items()]

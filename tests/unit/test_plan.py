@@ -38,6 +38,16 @@ def test_parts_by_hand():
     assert server.gib["KV cache"] * GIB / 147_456 == pytest.approx(342_170, abs=2)
 
 
+def test_rollouts_ahead_cost_the_longer_side_alone():
+    ahead = make_plan(params(), LAYOUTS["8x80"])
+    in_turn = make_plan(params("8x80", "grpo.staleness=0"), LAYOUTS["8x80"])
+    seconds = ahead.seconds["para_grpo"]
+    sides = sum(seconds[part] for part in ("video", "read", "write")), seconds["train"] + seconds["sync"]
+    assert ahead.steps_per_hour("para_grpo") == pytest.approx(3600 / max(sides))
+    assert in_turn.steps_per_hour("para_grpo") == pytest.approx(3600 / sum(sides))
+    assert ahead.disk_gib["models"] - in_turn.disk_gib["models"] == pytest.approx(2 * 2 * 8_767_123_696 / GIB)
+
+
 def test_visual_tokens_are_those_of_the_encoder():
     """64 frames of 224 x 224: 49 tokens each, and the time before each."""
     plan = make_plan(params(), LAYOUTS["8x80"])
