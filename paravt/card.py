@@ -81,7 +81,7 @@ def _method(params: Params, stage: Stage) -> str:
     frozen = lora or (sft.freeze_vision and grpo.freeze_vision)
     lines = [
         f"- trained: {how}{'; the vision tower is frozen' if frozen else ', and the vision tower'}",
-        f"- SFT: {sft.steps} steps of {sft.batch_size} samples, rate {sft.optimiser.learning_rate:g}",
+        f"- SFT: {_sft(params)}",
     ]
     if stage == "para_grpo":
         size = f"{grpo.prompts_per_step} prompts with {grpo.group_size} episodes each"
@@ -92,6 +92,14 @@ def _method(params: Params, stage: Stage) -> str:
             f"- frame budget {gate}; anchoring {anchor.scope}, weight {anchor.weight:g}; {kl}",
         ]
     return "\n".join([*lines, f"- seed {params.seed}"])
+
+
+def _sft(params: Params) -> str:
+    sft = params.sft
+    if sft.source == "hub":
+        remote = params.data.hub.sft_model
+        return f"the published checkpoint `{remote.repository}` at `{remote.revision}`, as it is"
+    return f"{sft.steps} steps of {sft.batch_size} samples, rate {sft.optimiser.learning_rate:g}"
 
 
 def _use(params: Params) -> str:

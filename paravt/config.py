@@ -119,6 +119,8 @@ class OptimiserConfig(Group):
 class SFTConfig(Group):
     """Cold start on traces."""
 
+    source: Literal["traces", "hub"] = "traces"
+    """traces: trained here; hub: data.hub.sft_model is taken as it is, and nothing is trained."""
     steps: int = Field(gt=0)
     batch_size: int = Field(gt=0)
     """Samples per step, over all processes."""
@@ -264,6 +266,8 @@ class HubConfig(Group):
     """Archives with the videos and images that those rows name."""
     model: RepositoryConfig | None = None
     """The base model, in place of base_model; its weights stay in the media root."""
+    sft_model: RepositoryConfig | None = None
+    """A checkpoint after SFT, for `sft.source: hub`."""
     models: list[RepositoryConfig] = []
     """More models to have at hand, as data/hub/OWNER__NAME."""
     benchmarks: list[Literal["videomme", "longvideobench", "lvbench", "mlvu", "mmvu", "charades"]] = []
@@ -390,3 +394,12 @@ class Params(Group):
     grpo: GRPOConfig
     evaluate: EvaluateConfig
     engine: EngineConfig
+
+    @model_validator(mode="after")
+    def _check(self) -> Params:
+        if self.sft.source == "hub" and not (self.data.hub and self.data.hub.sft_model):
+            raise ValueError(
+                "sft.source is hub, but data.hub.sft_model names no checkpoint; write its repository and "
+                "revision, or sft.source traces"
+            )
+        return self

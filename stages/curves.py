@@ -9,7 +9,7 @@ No times: two runs of the same thing write the same bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import csv
 import json
 import math
@@ -38,6 +38,15 @@ def write_curves(folder: Path, result: TrainResult) -> dict[str, Any]:
     }
     write_json(folder / "metrics.json", metrics)
     return metrics
+
+
+def write_no_curves(folder: Path, columns: Sequence[str]) -> None:
+    """The three files of a stage that took a published model and trained nothing; `columns` are those that
+    plots ask for.
+    """
+    (folder / "metrics.jsonl").touch()
+    (folder / "steps.csv").write_text(",".join(("step", *columns)) + "\n", encoding="utf-8")
+    write_json(folder / "metrics.json", {"steps": 0, "left_out": {}, "last_tenth": {}})
 
 
 def _means(steps: list[Mapping[str, float]]) -> dict[str, float]:

@@ -3,8 +3,9 @@
 Reads params.yaml (base_model, data, visual, budget) and the folder that base_model names. Renders the
 needle world to data/needles (videos/*.mp4, sft.jsonl, rl.jsonl, eval.jsonl) and copies the model to
 models/base. With data.hub the published tables come to data/hub, their media and the model's weights to the
-media root (PARAVT_MEDIA_ROOT, or data/media); without it data/hub holds an empty manifest. Each folder
-appears whole or not at all, and what a stopped run has downloaded is not downloaded again.
+media root (PARAVT_MEDIA_ROOT, or data/media); without it data/hub holds an empty manifest. A published
+checkpoint after SFT, if data.hub.sft_model names one, comes to models/published_sft. Each folder appears
+whole or not at all, and what a stopped run has downloaded is not downloaded again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from stages import published
 from stages.command import command
 from stages.tracking import StageReporter, stage_run
 
-DATA, MODEL = Path("data/needles"), Path("models/base")
+DATA, MODEL, PUBLISHED_SFT = Path("data/needles"), Path("models/base"), Path("models/published_sft")
+NONE_NAMED = "data.hub.sft_model names no checkpoint.\n"
 
 
 def download(params: Params, reporter: StageReporter) -> None:
@@ -55,17 +57,25 @@ def download(params: Params, reporter: StageReporter) -> None:
         for line in published.notes(report):
             print(f"download: {line}", file=sys.stderr)
 
-    def copy(folder: Path) -> None:
-        # file by file: the tracked folder may hold links or read-only files, the copy holds plain ones
-        for path in sorted(source.rglob("*")):
-            if path.is_file():
-                target = folder / path.relative_to(source)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, target)
+    def after_sft(folder: Path) -> None:
+        if hub and hub.sft_model:
+            copy(published.FOLDER / folder_name(hub.sft_model.repository), folder)
+        else:
+            (folder / "README.md").write_text(NONE_NAMED, encoding="utf-8")
 
     publish(DATA, render)
     publish(published.FOLDER, fetch)
-    publish(MODEL, copy)
+    publish(MODEL, lambda folder: copy(source, folder))
+    publish(PUBLISHED_SFT, after_sft)
+
+
+def copy(source: Path, folder: Path) -> None:
+    """File by file: the source may hold links or read-only files, the copy holds plain ones."""
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            target = folder / path.relative_to(source)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

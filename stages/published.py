@@ -44,7 +44,7 @@ def bring(config: HubConfig, folder: Path, reporter: Reporter) -> dict[str, Any]
         source = hub.open(config.media.repository, revision=config.media.revision)
         models = [
             hub.open(model.repository, "model", model.revision)
-            for model in ([config.model] if config.model else []) + config.models
+            for model in [*filter(None, (config.model, config.sft_model)), *config.models]
         ]
         for name in config.benchmarks:
             wanted = SOURCES[name]

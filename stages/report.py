@@ -85,7 +85,8 @@ def read_inputs(reports: Path, params: Params) -> Inputs:
         name: _read(reports / "evaluate" / name / "results.jsonl", read_results, f"evaluate@{name}")
         for name in NAMES
     }
-    curves = {name: _read(reports / name / "metrics.jsonl", _read_steps, name) for name in NAMES[1:]}
+    trained = [name for name in NAMES[1:] if name != "sft" or params.sft.source == "traces"]
+    curves = {name: _read(reports / name / "metrics.jsonl", _read_steps, name) for name in trained}
     return Inputs(params, models, curves)
 
 

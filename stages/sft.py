@@ -4,6 +4,9 @@ Reads params.yaml (seed, visual, episode, sft), data/prepared/sft.jsonl with the
 models/base. Writes the trained model to models/sft and its curves to reports/sft. What a killed run needs
 to go on lies in .scratch/; start it again and it ends with the same weights. `train` says how many
 processes work on it; they are started from here.
+
+With `sft.source: hub` nothing is trained: models/sft is the checkpoint that data.hub.sft_model names, as the
+download stage brought it to models/published_sft, and the curves are empty.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+import shutil
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,17 +28,31 @@ from stages.tracking import StageReporter
 if TYPE_CHECKING:
     from paravt.training import TrainResult
 
-DATA, BASE = Path("data/prepared/sft.jsonl"), Path("models/base")
+DATA, BASE, PUBLISHED = Path("data/prepared/sft.jsonl"), Path("models/base"), Path("models/published_sft")
 MODEL, REPORT = Path("models/sft"), Path("reports/sft")
 
 
 def sft(params: Params, reporter: StageReporter | Follower) -> None:
+    if params.sft.source == "hub":
+        take_published(params)
+        return
     from paravt.parallel import is_first
     from stages.curves import write_curves
 
     result = cold_start(params, reporter, reporter.scratch.folder, BASE, MODEL)
     if is_first():
         publish(REPORT, lambda folder: write_curves(folder, result))
+
+
+def take_published(params: Params) -> None:
+    """The published checkpoint in place of a trained one; its weights stay in the media root."""
+    from paravt.model import check_folder
+    from stages.curves import write_no_curves
+
+    source = check_folder(PUBLISHED)
+    publish(MODEL, lambda folder: shutil.copytree(source, folder, dirs_exist_ok=True))
+    publish(REPORT, lambda folder: write_no_curves(folder, ("loss", "token_accuracy")))
+    print(f"sft: models/sft is {params.data.hub.sft_model.repository}; nothing was trained")
 
 
 def cold_start(
@@ -67,7 +85,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.parse_args(arguments)
     with command("sft"):
         params = parameters.load()
-        spread("stages.sft", params.train, params.train.processes)
+        if params.sft.source == "traces":
+            spread("stages.sft", params.train, params.train.processes)
         with shared_run("sft", params) as reporter:
             sft(params, reporter)
     return 0

@@ -53,10 +53,12 @@ def build(folder: Path) -> list[Repository]:
     _training(folder, made)
     model = folder / "Qwen3-VL-8B-Instruct"
     shutil.copytree(_tiny_base(), model)
+    shutil.copytree(_tiny_base(), folder / "ParaVT-SFT")
     return [
         Repository("ParaVT/ParaVT-Parquet", folder / "ParaVT-Parquet"),
         Repository("ParaVT/ParaVT-Source", folder / "ParaVT-Source"),
         Repository("Qwen/Qwen3-VL-8B-Instruct", model, kind="model"),
+        Repository("ParaVT/ParaVT-SFT", folder / "ParaVT-SFT", kind="model"),
         *_benchmarks(folder, made),
     ]
 

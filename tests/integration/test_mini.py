@@ -183,3 +183,20 @@ def test_too_many_rows_set_aside_stop_the_pipeline_and_are_named(run, tmp_path):
     )
     assert "videor1-000000 (videor1_0) (line" in said
     assert (run.repository / "data/prepared/sft.jsonl").is_file()  # what had passed is still there
+
+
+def test_rl_starts_from_a_published_checkpoint_without_sft(run):
+    """Last in this file: it changes what the other tests look at."""
+    named = "{repository: ParaVT/ParaVT-SFT, revision: main}"
+    choice = ["-S", "scale=paravt_mini", "-S", "sft.source=hub", "-S", f"data.hub.sft_model={named}"]
+    said = command(run, "dvc", "exp", "run", *choice, "para_grpo")
+    assert "sft: models/sft is ParaVT/ParaVT-SFT; nothing was trained" in said
+    start = run.repository / "models/sft"
+    assert json.loads((start / "weights.json").read_text())["repository"] == "ParaVT/ParaVT-SFT"
+    assert not list(start.glob("*.safetensors"))
+    assert list((run.repository / "models/para_grpo").glob("*.safetensors"))
+    card = (run.repository / "models/para_grpo/README.md").read_text()
+    assert "SFT: the published checkpoint `ParaVT/ParaVT-SFT` at `main`, as it is" in card
+    assert json.loads((run.repository / "reports/sft/metrics.json").read_text())["steps"] == 0
+    said = command(run, "dvc", "exp", "run", *choice[:4], "-S", "data.hub.sft_model=null", code=1)
+    assert "data.hub.sft_model names no checkpoint" in said
