@@ -21,6 +21,7 @@ from paravt.data.needles import (
 )
 from paravt.rollout import LETTERS
 from paravt.video import open_video
+from stages.params import check, compose
 
 CONFIG = NeedlesConfig(sft_count=1, rl_count=1, eval_count=1)
 
@@ -104,3 +105,26 @@ def test_split_has_unique_ids_and_one_video_for_its_questions(tmp_path):
     assert len(scenes) == len(list(tmp_path.glob("*.mp4"))) == 3  # four questions a video
     assert {sample.video for sample in samples} == set(scenes)
     assert {sample.meta["kind"] for sample in samples} == set(KINDS)
+
+
+@pytest.mark.parametrize(
+    ("scale", "smallest", "largest"),
+    [("tiny", (0.0, 0.15), (0.9, 1.0)), ("paravt_8b", (0.0, 0.1), (0.4, 0.7))],
+)
+def test_each_scale_leaves_something_to_look_for(scale, smallest, largest):
+    """Share of shapes that an overview shows, at the smallest and the largest frame budget."""
+    params = check(compose([f"scale={scale}"]))
+    config, choices = params.data.needles, params.budget.choices
+
+    def share(budget: int) -> float:
+        shown = []
+        for number in range(40):
+            scene = make_scene(config, 1, "eval", number, min(choices))
+            times = overview_times_s(scene.duration_s, config.fps, budget)
+            shown += [any(part.shows_at(t) for t in times) for part in scene.parts]
+        return sum(shown) / len(shown)
+
+    assert smallest[0] <= share(min(choices)) <= smallest[1]
+    assert largest[0] <= share(max(choices)) <= largest[1]
+    seen_s = params.episode.max_calls * params.visual.crop_max_frames / params.visual.crop_fps
+    assert seen_s >= config.part_s[1]  # the crops of one turn can cover any part
