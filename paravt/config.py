@@ -95,6 +95,8 @@ class RewardConfig(Group):
     format_weight: float = 1.0
     open_ended: Literal["f1", "exact", "judge"] = "f1"
     """How open answers are scored; judge verdicts are handed in, and a missing one makes accuracy None."""
+    judge_model: str | None = None
+    """Name of the model that judges, at the endpoint PARAVT_JUDGE_URL; for `open_ended: judge`."""
 
 
 class AnchoringConfig(Group):
@@ -401,5 +403,9 @@ class Params(Group):
             raise ValueError(
                 "sft.source is hub, but data.hub.sft_model names no checkpoint; write its repository and "
                 "revision, or sft.source traces"
+            )
+        if self.reward.open_ended == "judge" and not self.reward.judge_model:
+            raise ValueError(
+                "reward.open_ended is judge, but reward.judge_model names no model; name it, or write f1"
             )
         return self

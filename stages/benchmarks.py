@@ -16,10 +16,11 @@ from paravt.benchmarks.runner import Asking, code_version, folder_hash
 from paravt.benchmarks.session import Plan, evaluate
 from paravt.config import Params, RewardConfig
 from paravt.data.media import media_root
+from paravt.judge import judge_of
 from paravt.local import open_model
 from paravt.reporter import Reporter
 
-TABLES = Path("data/hub")
+TABLES, VERDICTS = Path("data/hub"), Path(".scratch/judge")
 
 
 def evaluate_published(
@@ -33,10 +34,10 @@ def evaluate_published(
     episode = params.episode.model_copy(update={"temperature": 0.0})
     weights, code = folder_hash(model), code_version()
     engine = f"{params.engine.name} {getattr(params.engine, 'dtype', '')}".strip()
-    scoring = RewardConfig(
-        open_ended="f1" if params.reward.open_ended == "judge" else params.reward.open_ended
-    )
-    asking = Asking(episode, params.visual, scoring, params.seed, weights, code, {"engine": engine})
+    scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
+    judge = judge_of(scoring, VERDICTS)
+    besides = {"engine": engine} | ({"judge": judge.identity} if judge else {})
+    asking = Asking(episode, params.visual, scoring, params.seed, weights, code, besides)
     tokenizer = load_encoder(model, params.visual).tokenizer
     place = Place(
         tables=TABLES,
@@ -55,10 +56,10 @@ def evaluate_published(
         "subtitle_tokens": place.subtitle_tokens,
         "seed": params.seed,
         "limit": config.benchmark_questions,
-    }
+    } | ({"judge": judge.identity} if judge else {})
     plan = Plan(tuple(config.benchmarks), config.benchmark_budget, home, place, config.benchmark_questions)
     return evaluate(
-        plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, asked
+        plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, asked, judge
     )
 
 

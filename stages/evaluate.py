@@ -25,11 +25,12 @@ from paravt.benchmarks.summary import accuracy_table, behaviour, counts, error_s
 from paravt.checkpoints import publish
 from paravt.config import Params, RewardConfig
 from paravt.hashing import stable_hash
+from paravt.judge import judge_of
 from paravt.local import open_model
 from paravt.reporter import Reporter
 from paravt.rollout import Sample
 from stages import params as parameters
-from stages.benchmarks import copy_results, evaluate_published
+from stages.benchmarks import VERDICTS, copy_results, evaluate_published
 from stages.command import command, fail
 from stages.headline import COLUMNS, TABLE, headline, table
 from stages.outputs import write_json
@@ -54,15 +55,17 @@ def evaluate(
     # engines draw other samples from the same distribution: an answer is kept for the one that gave it
     code = f"{code_version()}-{params.engine.name}-{getattr(params.engine, 'dtype', '')}"
     # Arms train on different format rewards; they are judged by one.
-    scoring = RewardConfig(open_ended=params.reward.open_ended)
+    scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
+    judge = judge_of(scoring, VERDICTS)
+    besides = {"judge": judge.identity} if judge else {}
     limits = PromptLimits.of(params.episode, params.visual, max(params.evaluate.budgets))
     results: list[Result] = []
     with open_model(model, params.visual, params.engine, limits) as (engine, encoder):
         for temperature, budget, asked in plan(params, samples):
             episode = params.episode.model_copy(update={"temperature": temperature})
-            asking = Asking(episode, params.visual, scoring, params.seed, weights, code)
+            asking = Asking(episode, params.visual, scoring, params.seed, weights, code, besides)
             ask = agent_ask(engine, encoder, asking)
-            results += run(benchmark, asked, budget, asking, ask, kept, reporter)
+            results += run(benchmark, asked, budget, asking, ask, kept, reporter, judge=judge)
     return results
 
 

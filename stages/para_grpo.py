@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 DATA, START = Path("data/prepared/rl.jsonl"), Path("models/sft")
 MODEL, REPORT = Path("models/para_grpo"), Path("reports/para_grpo")
+VERDICTS = Path(".scratch/judge")
 
 
 def para_grpo(params: Params, reporter: StageReporter | Follower) -> None:
@@ -54,6 +55,7 @@ def post_train(
     from paravt.card import write_card
     from paravt.export import write_model_folder
     from paravt.grpo import GRPOSetup, train
+    from paravt.judge import JudgedScore, judge_of
     from paravt.model import load_encoder, load_model
 
     samples = read_samples(DATA)
@@ -62,8 +64,12 @@ def post_train(
     model = load_model(start, dtype, params.train.attention)
     encoder = load_encoder(start, params.visual)
     setup = GRPOSetup.of(params)
+    judge = judge_of(params.reward, VERDICTS)
+    score_fn = JudgedScore(judge, params.reward) if judge else None
     with _engine(params, start, encoder, model, scratch) as engine:
-        result = train(model, None, engine, encoder, samples, setup, reporter, scratch)
+        result = train(model, None, engine, encoder, samples, setup, reporter, scratch, score_fn)
+        if judge:
+            reporter.summary({f"judge/{what}": times for what, times in sorted(judge.counts.items())})
         if engine is not None:
             reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
     write_model_folder(model, start, target, dtype, lambda folder: write_card(folder, params, "para_grpo"))

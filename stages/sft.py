@@ -49,8 +49,8 @@ def take_published(params: Params) -> None:
     from paravt.model import check_folder
     from stages.curves import write_no_curves
 
-    source = check_folder(PUBLISHED)
-    publish(MODEL, lambda folder: shutil.copytree(source, folder, dirs_exist_ok=True))
+    check_folder(PUBLISHED)
+    publish(MODEL, lambda folder: shutil.copytree(PUBLISHED, folder, dirs_exist_ok=True))
     publish(REPORT, lambda folder: write_no_curves(folder, ("loss", "token_accuracy")))
     print(f"sft: models/sft is {params.data.hub.sft_model.repository}; nothing was trained")
 

@@ -38,9 +38,9 @@ from paravt.config import EndpointConfig, EpisodeConfig, RewardConfig, VisualCon
 
 if TYPE_CHECKING:
     from paravt.benchmarks import Place
-    from paravt.benchmarks.judge import Judge
     from paravt.benchmarks.session import OpenEngine, Plan
     from paravt.chat import ChatEncoder
+    from paravt.judge import Judge
     from paravt.protocol.upstream import Upstream
 
 RESULTS, TOKENIZER, VERDICTS = Path("reports/eval"), Path("models/tiny-base"), Path(".scratch/verdicts")
@@ -260,7 +260,7 @@ def _text_encoder(options: argparse.Namespace, visual: VisualConfig) -> ChatEnco
 def _judge(options: argparse.Namespace, reward: RewardConfig) -> Judge | None:
     if reward.open_ended != "judge":
         return None
-    from paravt.benchmarks.judge import KEY, Judge
+    from paravt.judge import KEY, Judge
 
     if not options.judge or not options.judge_model:
         raise UsageError("--open-ended judge needs --judge URL and --judge-model NAME")

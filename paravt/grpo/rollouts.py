@@ -100,6 +100,8 @@ class StepRollouts:
 def rewarded(group: Group, setup: GRPOSetup, score_fn: Score) -> Group:
     """The group with its rewards; the frames that were decoded are checked against the budget."""
     check_budget(group)
+    if fetch := getattr(score_fn, "fetch", None):  # what a score needs from elsewhere, for the group at once
+        fetch(group.rollouts, group.sample)
     rewards = [
         with_bonus(score_fn(rollout, group.sample), rollout, setup.anchoring, setup.reward)
         for rollout in group.rollouts

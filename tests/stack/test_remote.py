@@ -128,9 +128,14 @@ def test_a_worker_that_is_killed_is_replaced(world: World):
     (pid,) = world.until(lambda: world.ran("worker", "train"), 300)
     stage = psutil.Process(pid)
     part = world.stack.parts.pop("worker-gpu")
-    # as a machine that loses its power: the worker and its flow at once; the stage must not live on alone
-    for process in [*psutil.Process(part.pid).children(recursive=True), psutil.Process(part.pid)]:
-        if process.pid != stage.pid:
+    # as by a machine short of memory: the worker and its flow at once; the stage's supervisor then ends it
+    worker = psutil.Process(part.pid)
+    below = worker.children(recursive=True)
+    supervisors = [p for p in below if any(word.endswith("supervisor.py") for word in p.cmdline())]
+    assert len(supervisors) == 1
+    spared = {supervisors[0].pid, *(p.pid for p in supervisors[0].children(recursive=True))}
+    for process in [worker, *below]:
+        if process.pid not in spared:
             process.kill()
     part.wait()
     world.until(lambda: not stage.is_running(), 30)

@@ -6,11 +6,14 @@ import json
 
 import pytest
 
-from paravt.benchmarks.judge import SCORES, Judge, messages, read_verdict
 from paravt.config import EndpointConfig, RewardConfig
+from paravt.conversation import Conversation
 from paravt.engines import chat_client
+from paravt.judge import SCORES, URL, Judge, JudgedScore, judge_of, messages, read_verdict
+from paravt.protocol import parse_turn
 from paravt.rewards.accuracy import answer_accuracy
-from paravt.rollout import Sample
+from paravt.rollout import EpisodeTurn, Rollout, Sample
+from stages.params import ParamsError, check, compose
 from tests.chat_server import ChatServer, Fault
 
 SAMPLE = Sample("o", "v.mp4", "Which effect?", "surface tension", "oe")
@@ -137,3 +140,49 @@ def test_long_answers_are_cut_and_keys_come_from_the_caller(tmp_path):
         assert "PARAVT_JUDGE_KEY" in refused
         assert judge(server, tmp_path, "right")([(SAMPLE, "x" * 10_000)]) == [0.0]
     assert len(json.loads(server.requests[-1]["messages"][1]["content"])["answer"]) == 2000
+
+
+def episode(answer: str | None) -> Rollout:
+    text = f"look\n</think>\n<answer>{answer}</answer>"
+    turn = EpisodeTurn(f"<think>\n{text}", parse_turn(f"<think>\n{text}"))
+    return Rollout("o", [turn], Conversation(0), [], answer, "answered", 4)
+
+
+def test_a_group_is_judged_at_once_and_an_episode_without_a_verdict_has_no_total(tmp_path):
+    config = RewardConfig(open_ended="judge", judge_model="video-8b")
+    group = [episode(answer) for answer in ("surface tension", "tension", "tension", "gravity")]
+    with ChatServer(fair) as server:
+        scored = JudgedScore(judge(server, tmp_path), config)
+        scored.fetch(group, SAMPLE)
+        assert len(server.requests) == 3, "equal answers are asked once"
+        rewards = [scored(rollout, SAMPLE) for rollout in group]
+        assert [reward.accuracy for reward in rewards] == [1.0, 0.5, 0.5, 0.0]
+        assert [reward.total for reward in rewards] == [2.0, 1.5, 1.5, 1.0]
+        server.fail(*[Fault(500)] * 10)
+        away = JudgedScore(judge(server, tmp_path / "other"), config)
+        away.fetch(group, SAMPLE)
+        lost = away(group[0], SAMPLE)
+        assert lost.accuracy is None and lost.total is None
+        assert "accuracy: the judge's verdict is missing" in lost.reasons
+
+
+def test_letters_are_read_without_a_judge(tmp_path):
+    choice = Sample("c", "v.mp4", "Which?", "A", "mcq", ("circle", "square"))
+    with ChatServer(fair) as server:
+        scored = JudgedScore(
+            judge(server, tmp_path), RewardConfig(open_ended="judge", judge_model="video-8b")
+        )
+        scored.fetch([episode("A")], choice)
+        assert scored(episode("A"), choice).accuracy == 1.0 and not server.requests
+
+
+def test_a_judge_that_nobody_can_find_is_refused_before_anything_runs(tmp_path, monkeypatch):
+    monkeypatch.delenv(URL, raising=False)
+    assert judge_of(RewardConfig(), tmp_path) is None
+    config = RewardConfig(open_ended="judge", judge_model="video-8b")
+    with pytest.raises(ValueError, match=f"{URL} is not set"):
+        judge_of(config, tmp_path)
+    monkeypatch.setenv(URL, "http://127.0.0.1:9/v1")
+    assert judge_of(config, tmp_path).config.model == "video-8b"
+    with pytest.raises(ParamsError, match="reward.judge_model names no model"):
+        check(compose(["reward.open_ended=judge"]))

@@ -15,22 +15,24 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 import hashlib
 import json
 import logging
+import os
 from pathlib import Path
 import re
 from typing import Any
 
-from paravt.config import EndpointConfig
+from paravt.config import EndpointConfig, RewardConfig
 from paravt.engines.base import EngineError
 from paravt.engines.chat_client import ChatClient
-from paravt.rollout import Sample
+from paravt.rewards import Reward, score
+from paravt.rollout import Rollout, Sample
 
 log = logging.getLogger("paravt")
 
-KEY = "PARAVT_JUDGE_KEY"
+URL, KEY = "PARAVT_JUDGE_URL", "PARAVT_JUDGE_KEY"
 SCORES = (0.0, 0.5, 1.0)
 _FENCE = re.compile(r"```(?:json)?\s*(\{[^{}]*\})\s*```")
 MAX_ANSWER_CHARS = 2000
@@ -132,6 +134,43 @@ class Judge:
         aside = place.with_suffix(".writing")
         aside.write_text(json.dumps({"score": score}), encoding="utf-8")
         aside.replace(place)
+
+
+def judge_of(config: RewardConfig, folder: str | Path) -> Judge | None:
+    """The judge that `config` asks for, by PARAVT_JUDGE_URL and PARAVT_JUDGE_KEY; None if it asks for none.
+
+    Raises ValueError if nobody says where it is.
+    """
+    if config.open_ended != "judge":
+        return None
+    if not (url := os.environ.get(URL)):
+        raise ValueError(
+            f"reward.open_ended is judge, but {URL} is not set; write for example http://host:8000/v1"
+        )
+    return Judge(EndpointConfig(url=url, model=config.judge_model), folder, os.environ.get(KEY, ""))
+
+
+class JudgedScore:
+    """`rewards.score` with the judge's verdicts. `fetch` asks for those of a group at once; an episode
+    without a verdict has no accuracy, and so no total.
+    """
+
+    def __init__(self, judge: Judge, config: RewardConfig) -> None:
+        self.judge, self.config = judge, config
+        self._verdicts: dict[str, float | str] = {}
+
+    def fetch(self, rollouts: Iterable[Rollout], sample: Sample) -> None:
+        """Get the verdicts on one question's episodes."""
+        if sample.question_type != "oe":
+            return
+        answers = list(dict.fromkeys(rollout.answer for rollout in rollouts if rollout.answer))
+        keys = [self.judge.key(sample, answer) for answer in answers]
+        verdicts = self.judge([(sample, answer) for answer in answers])
+        self._verdicts.update(zip(keys, verdicts, strict=True))
+
+    def __call__(self, rollout: Rollout, sample: Sample) -> Reward:
+        verdict = self._verdicts.get(self.judge.key(sample, rollout.answer or ""))
+        return score(rollout, sample, self.config, None if isinstance(verdict, str) else verdict)
 
 
 def messages(sample: Sample, answer: str, code: str) -> list[dict[str, str]]:
