@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_vali
 UpstreamMode = Annotated[str, StringConstraints(pattern=r"^upstream:[a-z0-9-]+$")]
 
 
+FOOTAGE = "data/footage"
+
+
 class Group(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -248,6 +251,9 @@ class NeedlesConfig(Group):
     fps: int = Field(10, gt=0)
     tool_share: float = Field(0.5, ge=0, le=1)
     """Share of SFT traces that call the tool; the others answer from the overview."""
+    source_dir: str = FOOTAGE
+    """Folder of videos into whose frames RL and evaluation questions are written; they then name parts by
+    time. While data/footage, the default, holds no video, parts are rendered as colours."""
 
 
 class RepositoryConfig(Group):

@@ -2,10 +2,12 @@
 
 Reads params.yaml (base_model, data, visual, budget) and the folder that base_model names. Renders the
 needle world to data/needles (videos/*.mp4, sft.jsonl, rl.jsonl, eval.jsonl) and copies the model to
-models/base. With data.hub the published tables come to data/hub, their media and the model's weights to the
-media root (PARAVT_MEDIA_ROOT, or data/media); without it data/hub holds an empty manifest. A published
-checkpoint after SFT, if data.hub.sft_model names one, comes to models/published_sft. Each folder appears
-whole or not at all, and what a stopped run has downloaded is not downloaded again.
+models/base. Where data.needles.source_dir holds videos, RL and evaluation questions are written into their
+frames, and data/needles/sources.json says which are used. With data.hub the published tables come to
+data/hub, their media and the model's weights to the media root (PARAVT_MEDIA_ROOT, or data/media); without
+it data/hub holds an empty manifest. A published checkpoint after SFT, if data.hub.sft_model names one, comes
+to models/published_sft. Each folder appears whole or not at all, and what a stopped run has downloaded is
+not downloaded again.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import shutil
 import sys
 
 from paravt.checkpoints import publish
-from paravt.config import Params
+from paravt.config import FOOTAGE, Params
 from paravt.data.media import folder_name, write_manifest
 from paravt.data.needle_tables import write_tables
+from paravt.data.sources import SUFFIXES, Sources, find_sources
 from paravt.model import check_folder
 from stages import params as parameters
 from stages import published
@@ -38,6 +41,7 @@ def download(params: Params, reporter: StageReporter) -> None:
         source = check_folder(params.base_model)
 
     def render(folder: Path) -> None:
+        sources = _sources(params)
         counts = write_tables(
             folder,
             DATA.as_posix(),
@@ -45,9 +49,15 @@ def download(params: Params, reporter: StageReporter) -> None:
             params.visual,
             params.budget.choices,
             params.data.seed,
+            sources,
         )
-        videos = len(list((folder / "videos").iterdir()))
-        reporter.summary({f"rows/{table}": count for table, count in counts.items()} | {"videos": videos})
+        told = {f"rows/{table}": count for table, count in counts.items()}
+        told["videos"] = len(list((folder / "videos").iterdir()))
+        if sources:
+            told |= {"sources/used": len(sources.used), "sources/left_out": len(sources.left_out)}
+            for name, reason in sources.left_out.items():
+                print(f"download: {name} is left out: {reason}", file=sys.stderr)
+        reporter.summary(told)
 
     def fetch(folder: Path) -> None:
         if hub is None:
@@ -76,6 +86,21 @@ def copy(source: Path, folder: Path) -> None:
             target = folder / path.relative_to(source)
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, target)
+
+
+def _sources(params: Params) -> Sources | None:
+    """The videos to write into; None while the folder of the default holds none.
+
+    Raises ValueError for any other folder without videos.
+    """
+    needles = params.data.needles
+    sources = find_sources(Path(needles.source_dir), needles.needle_s[1], params.visual.read_timeout_s)
+    if sources is None and needles.source_dir != FOOTAGE:
+        raise ValueError(
+            f"data.needles.source_dir {needles.source_dir} holds no video ({', '.join(SUFFIXES)}); "
+            f"put some there, or write {FOOTAGE}"
+        )
+    return sources
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

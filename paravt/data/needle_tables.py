@@ -4,6 +4,7 @@
     FOLDER/sft.jsonl        traces, one row an agent: main (with its tool results) and sub-agent
     FOLDER/rl.jsonl         questions, one Sample a line
     FOLDER/eval.jsonl       questions, one Sample a line
+    FOLDER/sources.json     with real videos: which are used for what, and why the others are not
 
 Traces are worked out from the frames that the video reader returns, at the frame budget that SFT draws for
 the row, so what a trace names is what training shows.
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from paravt.config import NeedlesConfig, VisualConfig
 from paravt.data.needles import Scene, make_split, stable_rng
+from paravt.data.sources import Sources
 from paravt.data.traces import Look, main_trace, report_text
 from paravt.rollout import Sample, write_jsonl
 from paravt.video import Frames, Video, open_video
@@ -25,18 +27,29 @@ SPLITS = ("sft", "rl", "eval")
 
 
 def write_tables(
-    folder: Path, prefix: str, config: NeedlesConfig, visual: VisualConfig, budgets: Sequence[int], seed: int
+    folder: Path,
+    prefix: str,
+    config: NeedlesConfig,
+    visual: VisualConfig,
+    budgets: Sequence[int],
+    seed: int,
+    sources: Sources | None = None,
 ) -> dict[str, int]:
     """Render all splits into `folder` and write the three tables; returns the row count of each.
 
     `prefix` is put before `videos/NAME.mp4` in the tables: the folder as seen from the repository root.
+    With `sources` RL and evaluation are written into real videos. SFT stays on coloured parts: what its
+    traces note of each frame is a colour.
     """
     videos = folder / "videos"
     videos.mkdir(parents=True, exist_ok=True)
     counts = {}
     for split in SPLITS:
         wanted = getattr(config, f"{split}_count")
-        samples, scenes = make_split(config, seed, split, wanted, videos, f"{prefix}/videos/")
+        footage = None if split == "sft" else sources
+        samples, scenes = make_split(
+            config, seed, split, wanted, videos, f"{prefix}/videos/", footage, visual.read_timeout_s
+        )
         if split != "sft":
             write_jsonl(folder / f"{split}.jsonl", samples)
             counts[split] = len(samples)
@@ -45,6 +58,9 @@ def write_tables(
         with open(folder / "sft.jsonl", "w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         counts[split] = len(rows)
+    if sources:
+        text = json.dumps(sources.to_json(), indent=2, ensure_ascii=False)
+        (folder / "sources.json").write_text(text + "\n", encoding="utf-8")
     return counts
 
 

@@ -7,20 +7,29 @@ frame budget, so that the window to look at can always be worked out from what i
 
 Questions: which shape shows in a part (mcq), do two parts show the same shape (mcq, two crops), when does the
 shape show (tvg), name the shape (oe). Everything follows from (seed, split, index) by a stable hash.
+
+With real videos (`paravt.data.sources`) the same scene is drawn on their frames in place of the colours: a part
+is then a window of time, and a question names it so. Shapes get a dark rim, to be seen on bright pictures.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from fractions import Fraction
 import hashlib
+from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import av
 import numpy as np
 
 from paravt.config import NeedlesConfig
 from paravt.rollout import LETTERS, Sample
+
+if TYPE_CHECKING:
+    from paravt.data.sources import Sources
 
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (200, 30, 30),
@@ -33,6 +42,7 @@ COLOURS: dict[str, tuple[int, int, int]] = {
 SHAPES = ("circle", "square", "triangle", "cross")
 KINDS = ("shape", "same", "when", "name")
 MARGIN_S = 0.5  # a shape keeps this far from the borders of its part
+RADIUS, RIM = 0.33, 1.2  # of a shape as a share of the picture; of its rim as a multiple of the shape
 
 
 @dataclass(frozen=True)
@@ -109,19 +119,23 @@ def overview_times_s(duration_s: float, fps: int, count: int) -> np.ndarray:
     return np.unique(np.round(np.linspace(0, frames - 1, min(count, frames)))) / fps
 
 
-def draw(part: Part, time_s: float, size: int) -> np.ndarray:
-    """One frame uint8 [size, size, 3]: the background and, while it shows, the white shape."""
+def draw(part: Part, time_s: float, size: int, picture: np.ndarray | None = None) -> np.ndarray:
+    """One frame uint8 [size, size, 3]: the background and, while it shows, the white shape.
+
+    The background is the part's colour, or `picture` uint8 [size, size, 3]; there the shape has a black rim.
+    """
     frame = np.empty((size, size, 3), dtype=np.uint8)
-    frame[:] = COLOURS[part.colour]
+    frame[:] = COLOURS[part.colour] if picture is None else picture
     if part.shows_at(time_s):
         y, x = np.mgrid[:size, :size] + 0.5
         dy, dx = y / size - part.centre[1], x / size - part.centre[0]
-        frame[_inside(part.shape, dx, dy)] = 255
+        if picture is not None:
+            frame[_inside(part.shape, dx, dy, RADIUS * RIM)] = 0
+        frame[_inside(part.shape, dx, dy, RADIUS)] = 255
     return frame
 
 
-def _inside(shape: str, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
-    radius = 0.33
+def _inside(shape: str, dx: np.ndarray, dy: np.ndarray, radius: float) -> np.ndarray:
     match shape:
         case "circle":
             return dx**2 + dy**2 < radius**2
@@ -134,8 +148,16 @@ def _inside(shape: str, dx: np.ndarray, dy: np.ndarray) -> np.ndarray:
     raise ValueError(f"no shape is called {shape!r}")
 
 
-def write_video(scene: Scene, path: Path, config: NeedlesConfig) -> None:
+def frame_count(scene: Scene, config: NeedlesConfig) -> int:
+    return round(scene.duration_s * config.fps)
+
+
+def write_video(
+    scene: Scene, path: Path, config: NeedlesConfig, pictures: Iterable[np.ndarray] | None = None
+) -> None:
     """Render the scene as H.264 in mp4, one key frame a second; equal scenes give equal bytes.
+
+    It is drawn on the parts' colours, or on `pictures`, one uint8 [size, size, 3] a frame.
 
     x264 is asked for one thread and no macroblock tree: on frames as small as these the tree makes the same
     input come out differently now and then.
@@ -152,37 +174,41 @@ def write_video(scene: Scene, path: Path, config: NeedlesConfig) -> None:
             "threads": "1",
             "x264-params": "mbtree=0",
         }
-        for index in range(round(scene.duration_s * config.fps)):
+        for index, picture in zip(range(frame_count(scene, config)), pictures or repeat(None)):
             time_s = index / config.fps
-            frame = av.VideoFrame.from_ndarray(
-                draw(scene.part_at(time_s), time_s, config.size), format="rgb24"
-            )
+            image = draw(scene.part_at(time_s), time_s, config.size, picture)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts = index
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
 
 
-def make_question(scene: Scene, video: str, kind: str, index: int, rng: np.random.Generator) -> Sample:
-    """One question of `kind` about the scene. `meta` names what is asked and the true needle spans."""
+def make_question(
+    scene: Scene, video: str, kind: str, index: int, rng: np.random.Generator, by_time: bool = False
+) -> Sample:
+    """One question of `kind` about the scene. `meta` names what is asked: parts by their colour, or, with
+    `by_time`, by their window.
+    """
     colours = [str(c) for c in rng.permutation([part.colour for part in scene.parts])]
     asked = colours[:2] if kind == "same" else colours[:1]
     part = scene.part_of(asked[0])
+    names = [_by_time(scene.part_of(colour)) if by_time else f"{colour} part" for colour in asked]
     options: tuple[str, ...] = ()
     answer: str | tuple[float, float]
     match kind:
         case "shape":
-            question = f"Which shape shows in the {asked[0]} part?"
+            question = f"Which shape shows in the {names[0]}?"
             options = tuple(str(s) for s in rng.permutation(SHAPES))
             answer = LETTERS[options.index(part.shape)]
         case "same":
-            question = f"Do the {asked[0]} part and the {asked[1]} part show the same shape?"
+            question = f"Do the {names[0]} and the {names[1]} show the same shape?"
             options = tuple(str(s) for s in rng.permutation(["same", "different"]))
             equal = part.shape == scene.part_of(asked[1]).shape
             answer = LETTERS[options.index("same" if equal else "different")]
         case "when":
-            question, answer = f"When does the shape show in the {asked[0]} part?", part.needle_s
+            question, answer = f"When does the shape show in the {names[0]}?", part.needle_s
         case "name":
-            question, answer = f"Name the shape in the {asked[0]} part.", part.shape
+            question, answer = f"Name the shape in the {names[0]}.", part.shape
         case _:
             raise ValueError(f"no kind of question is called {kind!r}; use one of {', '.join(KINDS)}")
     return Sample(
@@ -192,16 +218,29 @@ def make_question(scene: Scene, video: str, kind: str, index: int, rng: np.rando
         answer=answer,
         question_type={"when": "tvg", "name": "oe"}.get(kind, "mcq"),
         options=options,
-        meta={"kind": kind, "asked": asked, "duration_s": scene.duration_s},
+        meta={"kind": kind, "asked": names if by_time else asked, "duration_s": scene.duration_s},
     )
 
 
+def _by_time(part: Part) -> str:
+    return f"part from {part.start_s:.1f} to {part.end_s:.1f} seconds"
+
+
 def make_split(
-    config: NeedlesConfig, seed: int, split: str, count: int, folder: Path, video_prefix: str
+    config: NeedlesConfig,
+    seed: int,
+    split: str,
+    count: int,
+    folder: Path,
+    video_prefix: str,
+    sources: Sources | None = None,
+    timeout_s: float = 60.0,
 ) -> tuple[list[Sample], dict[str, Scene]]:
     """Render the videos of a split into `folder` and ask `count` questions about them, kinds in turn.
 
-    A question's `video` is `video_prefix` plus the file name. Scenes are returned by video path.
+    A question's `video` is `video_prefix` plus the file name. Scenes are returned by video path. With
+    `sources` scenes are drawn on frames of real videos, questions name windows, and `meta` says which
+    footage it is; raises VideoError if that cannot be read in `timeout_s` seconds.
     """
     samples: list[Sample] = []
     scenes: dict[str, Scene] = {}
@@ -209,12 +248,18 @@ def make_split(
     while len(samples) < count:
         scene = make_scene(config, seed, split, index)
         name = f"{scene.id}.mp4"
-        write_video(scene, folder / name, config)
+        pictures, footage = None, {}
+        if sources:
+            cut = sources.cut(seed, split, index, scene.duration_s)
+            pictures = cut.pictures(frame_count(scene, config), config, timeout_s)
+            footage = {"source": cut.source.sha256, "source_start_s": round(cut.start_s, 3)}
+        write_video(scene, folder / name, config, pictures)
         video = f"{video_prefix}{name}"
         scenes[video] = scene
         rng = stable_rng(seed, split, index, "questions")
         for number in range(min(config.questions_per_video, count - len(samples))):
             kind = KINDS[(index * config.questions_per_video + number) % len(KINDS)]
-            samples.append(make_question(scene, video, kind, number, rng))
+            sample = make_question(scene, video, kind, number, rng, by_time=sources is not None)
+            samples.append(replace(sample, meta=sample.meta | footage))
         index += 1
     return samples, scenes

@@ -41,7 +41,7 @@ FRAME |= {
 
 # Imported for their names or for a check; a change of them does not change what the stage writes.
 BY_THE_WAY = {
-    "download": {"paravt.chat", "paravt.conversation", "paravt.model"},
+    "download": {"paravt.chat", "paravt.conversation", "paravt.model", "paravt.protocol"},
     "validate": {
         "paravt.conversation",
         "paravt.weights",
