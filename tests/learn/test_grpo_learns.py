@@ -19,7 +19,16 @@ from paravt.reporter import LogReporter
 from paravt.rewards import Reward, score
 from paravt.rollout import Rollout, Sample
 from tests.tiny import VISUAL, build_tiny
-from tests.training_world import grpo_setup, loose_traces, question, run_sft, sft_setup, write_clips
+from tests.training_world import (
+    grpo_setup,
+    loose_traces,
+    question,
+    run_sft,
+    sft_setup,
+    tool_trace,
+    trace,
+    write_clips,
+)
 
 SAMPLES = [question(number) for number in range(4)]
 
@@ -34,6 +43,23 @@ def loose(tmp_path_factory) -> Path:
     setup = sft_setup(steps=60, batch_size=12, save_every=60, optimiser=learning)
     model, _ = run_sft(folder / "sft", base, loose_traces(), setup, folder)
     write_model_folder(model, base, folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def calling(loose) -> Path:
+    """A model taught to look before it answers in half of its traces: folder/model, beside the clips."""
+    folder = loose / "calling"
+    folder.mkdir()
+    write_clips(folder)
+    text = "look\n</think>\n<answer>A</answer>"
+    made = [make(number, text) for number in range(4) for make in (tool_trace, trace)]
+    few = [replace(row, frame_budget=2) for row in made]
+    traces = [replace(row, id=f"{number}") for number, row in enumerate([*made, *few])]
+    learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
+    chosen = sft_setup(steps=70, batch_size=8, save_every=70, optimiser=learning)
+    model, _ = run_sft(folder / "sft", loose / "base", traces, chosen, folder)
+    write_model_folder(model, loose / "base", folder / "model")
     return folder
 
 
@@ -80,6 +106,25 @@ def test_anchoring_alone_teaches_closers_where_the_reward_teaches_nothing(loose,
     assert mean("groups_without_spread", 0, 12) == 1  # nothing but anchors moves the weights
     assert mean("unclosed/think", 8, 12) < mean("unclosed/think", 0, 2) - 0.05
     _, mean = run(loose, tmp_path / "off", arm(3, gating=False, anchoring=False), by_sight)
+    assert mean("groups_without_spread", 0, 3) == mean("update_skipped", 0, 3) == 1
+
+
+def test_gating_alone_teaches_to_look_where_the_largest_budget_teaches_nothing(calling, tmp_path):
+    seen = []
+
+    def watched(rollout: Rollout, sample: Sample) -> Reward:
+        seen.append(rollout.frames_seen)
+        return by_sight(rollout, sample)
+
+    _, mean = run(calling, tmp_path / "on", arm(12, gating=True, anchoring=False), watched)
+    assert set(seen) == {2, 4}
+    assert mean("groups_without_spread", 0, 12) < 1  # few frames alone are not enough: a look pays
+    assert mean("calls/run", 8, 12) > mean("calls/run", 0, 4) + 0.05
+    begun = [mean("calls/run", *steps) + mean("calls/malformed", *steps) for steps in ((0, 4), (8, 12))]
+    assert begun[1] > begun[0] + 0.3
+    seen.clear()
+    _, mean = run(calling, tmp_path / "off", arm(3, gating=False, anchoring=False), watched)
+    assert set(seen) == {4}
     assert mean("groups_without_spread", 0, 3) == mean("update_skipped", 0, 3) == 1
 
 
