@@ -1,7 +1,9 @@
 """The checkouts in which flows work: clones of the repository, never the folder that a person edits.
 
-    $PARAVT_WORK/clones/0, 1, ...   one for each flow run that works at the same time on this machine
-    $PARAVT_WORK/cache              the DVC cache they share: the local copy of data and models
+    $PARAVT_WORK/clones/0, 1, ...      one for each stage that works at the same time on this machine
+    $PARAVT_WORK/pipelines/0, 1, ...   one for each parent: without data, since DVC would take what a stage of
+                                       another commit left there for a change
+    $PARAVT_WORK/cache                 the DVC cache they share: the local copy of data and models
 
 A clone belongs to whoever holds its lock file; the supervisor of a stage holds it too, so a clone is free
 only when nothing runs in it any more, however the flow ended. Only `Clone.commit` writes to the repository.
@@ -22,6 +24,7 @@ from pathlib import Path
 import re
 import shutil
 import subprocess
+from typing import Literal
 
 from flows.plan import LOCK_FILE
 from stages.params import PARAMS_FILE, ROOT, check, compose, digest, dump, read_yaml
@@ -171,9 +174,13 @@ class Clone:
 
 
 @contextmanager
-def taken(work: Path | None = None, repository: str | None = None) -> Iterator[Clone]:
-    """A clone that nobody else uses, made if all others are taken."""
-    home = (work or work_folder()) / "clones"
+def taken(
+    work: Path | None = None,
+    repository: str | None = None,
+    kind: Literal["clones", "pipelines"] = "clones",
+) -> Iterator[Clone]:
+    """A clone of its kind that nobody else uses, made if all others are taken."""
+    home = (work or work_folder()) / kind
     home.mkdir(parents=True, exist_ok=True)
     number = 0
     while True:

@@ -69,7 +69,7 @@ def pipeline(
     (`scale=smoke`); `targets` are stages, by default all.
     """
     logger = get_run_logger()
-    with taken() as clone:
+    with taken(kind="pipelines") as clone:
         branch = clone.begin(ref, overrides or [])
         commit = clone.git("rev-parse", "HEAD")
         plan = make_plan(clone.root, targets or [], data_here=False)

@@ -60,6 +60,16 @@ def test_two_flows_have_two_clones_and_a_free_one_is_taken_again(origin: Path, t
         assert third.root == first.root
 
 
+def test_a_parent_never_gets_the_clone_in_which_a_stage_left_its_data(origin, tmp_path):
+    work = tmp_path / "work"
+    with taken(work, str(origin)) as stage:
+        (stage.root / "train.txt").write_text("made of another commit")
+    with taken(work, str(origin), kind="pipelines") as parent:
+        assert parent.root != stage.root and not (parent.root / "train.txt").exists()
+    with taken(work, str(origin)) as again:
+        assert again.root == stage.root and (again.root / "train.txt").exists()
+
+
 def test_the_exact_commit_without_leftovers(origin: Path, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("PARAVT_DVC_REMOTE", "/store with space")
     one = git(origin, "rev-parse", "HEAD").strip()
