@@ -89,11 +89,13 @@ def copy(source: Path, folder: Path) -> None:
 
 
 def _sources(params: Params) -> Sources | None:
-    """The videos to write into; None while the folder of the default holds none.
+    """The videos to write into; None while the folder of the default is away or holds none.
 
     Raises ValueError for any other folder without videos.
     """
     needles = params.data.needles
+    if needles.source_dir == FOOTAGE and not Path(FOOTAGE).exists():
+        return None
     sources = find_sources(Path(needles.source_dir), needles.needle_s[1], params.visual.read_timeout_s)
     if sources is None and needles.source_dir != FOOTAGE:
         raise ValueError(
