@@ -63,6 +63,23 @@ def calling(loose) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def both(loose) -> Path:
+    """A model with both faults: it seldom looks, and it forgets closers. folder/model, beside the clips."""
+    folder = loose / "both"
+    folder.mkdir()
+    write_clips(folder)
+    texts = ("look\n</think>\n<answer>A</answer>", "look\n<answer>A</answer>")
+    made = [make(number, text) for number in range(4) for text in texts for make in (tool_trace, tool_trace, trace)]
+    few = [replace(row, frame_budget=2) for row in made]
+    traces = [replace(row, id=f"{number}") for number, row in enumerate([*made, *few])]
+    learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
+    chosen = sft_setup(steps=70, batch_size=8, save_every=70, optimiser=learning)
+    model, _ = run_sft(folder / "sft", loose / "base", traces, chosen, folder)
+    write_model_folder(model, loose / "base", folder / "model")
+    return folder
+
+
 def setup(steps: int, learning_rate: float, **changes) -> GRPOSetup:
     optimiser = OptimiserConfig(learning_rate=learning_rate)
     sizes = {"prompts_per_step": 4, "group_size": 8, "save_every": steps}
@@ -125,6 +142,25 @@ def test_gating_alone_gives_groups_spread_where_the_largest_budget_gives_none(ca
     _, mean = run(calling, tmp_path / "off", arm(3, gating=False, anchoring=False), watched)
     assert set(seen) == {4}
     assert mean("groups_without_spread", 0, 3) == mean("update_skipped", 0, 3) == 1
+
+
+def test_vanilla_grows_the_answers_that_its_reward_names_and_nothing_without_one(loose, tmp_path):
+    vanilla = arm(10, gating=False, anchoring=False)
+    _, mean = run(loose, tmp_path / "on", vanilla)
+    assert mean("reward/accuracy", 4, 10) > mean("reward/accuracy", 0, 2) + 0.15
+    _, mean = run(loose, tmp_path / "off", arm(2, gating=False, anchoring=False), equal_totals)
+    assert mean("update_skipped", 0, 2) == 1
+
+
+def test_para_grpo_keeps_both_what_vanilla_loses(both, tmp_path):
+    """With both parts it goes on looking and closes its tags; without either part it loses one of the two."""
+    unclosed, calls = {}, {}
+    for parts in ("gating anchoring", "gating", "anchoring"):
+        chosen = arm(12, gating="gating" in parts, anchoring="anchoring" in parts)
+        _, mean = run(both, tmp_path / parts, chosen, by_sight)
+        unclosed[parts], calls[parts] = mean("unclosed/think", 6, 12), mean("calls/run", 6, 12)
+    assert unclosed["gating anchoring"] < unclosed["gating"] - 0.15
+    assert calls["gating anchoring"] > calls["anchoring"] + 0.1
 
 
 def test_reward_accuracy_and_format_grow(loose, tmp_path):
