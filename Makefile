@@ -7,6 +7,7 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 READY := $(VENV)/.ready
 VLLM := .venv-vllm
+BENCH := .venv-bench
 DEVICE ?= cpu
 # the commands of stages are the same on every machine (`python -m stages.sft`), so the environment comes first
 export PATH := $(BIN):$(PATH)
@@ -27,7 +28,7 @@ PORT ?= 5000
 WORKERS ?= 2
 JOBS ?= 1
 
-.PHONY: help setup setup-vllm repro flow test test-vllm lint ui seeds study stack test-stack setup-browser test-browser screenshots promote settle clean
+.PHONY: help setup setup-vllm setup-bench repro flow test test-vllm lint ui seeds study stack test-stack setup-browser test-browser screenshots promote settle clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 20
@@ -55,6 +56,13 @@ $(VLLM)/.ready-cpu: requirements/vllm-cpu.txt
 $(VLLM)/.ready-gpu: requirements/vllm-gpu.txt
 	rm -rf $(VLLM) && $(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
+	@touch $@
+
+setup-bench: $(BENCH)/.ready ## make .venv-bench, the environment of TRL's side of bench/grpo_step.py
+
+$(BENCH)/.ready: requirements/bench.txt
+	rm -rf $(BENCH) && $(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
 	@touch $@
 
 repro: $(READY) ## train and evaluate: dvc repro inside one MLflow run
