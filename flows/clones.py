@@ -96,10 +96,15 @@ class Clone:
             return branch
         self.checkout(base)
         if overrides:
-            text = _composed(self.root, overrides)
-            (self.root / PARAMS_FILE).write_text(text, encoding="utf-8")
+            self.compose(overrides)
             self.commit(branch, [PARAMS_FILE], f"Parameters: {' '.join(overrides)}")
         return branch
+
+    def compose(self, overrides: Sequence[str]) -> None:
+        """params.yaml from this commit's conf/ with the overrides. Raises ParamsError."""
+        data = compose(overrides, self.root / "conf")
+        check(data)
+        (self.root / PARAMS_FILE).write_text(dump(data), encoding="utf-8")
 
     def commit(self, branch: str, paths: Sequence[str], message: str) -> str:
         """Commit `paths` and push them to `branch`; the commit. A second pipeline's work there is kept.
@@ -230,10 +235,3 @@ def _git(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["git", *words], capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S, env=env
     )
-
-
-def _composed(root: Path, overrides: Sequence[str]) -> str:
-    """params.yaml of this commit's conf/ with the overrides. Raises ParamsError."""
-    data = compose(overrides, root / "conf")
-    check(data)
-    return dump(data)

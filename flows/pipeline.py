@@ -26,6 +26,7 @@ from prefect.futures import PrefectFuture  # noqa: E402
 from prefect.runtime import flow_run  # noqa: E402
 from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
 
+from flows.links import prefect_tags  # noqa: E402
 from flows.plan import make_plan  # noqa: E402
 from flows.repro import close_killed, record_stages  # noqa: E402
 from flows.run_stage import Outcome, StageFailed, run_stage, stop_all  # noqa: E402
@@ -77,7 +78,7 @@ def pipeline(root: str, targets: list[str] | None = None) -> list[Outcome]:
     logger.info("plan:\n%s", plan)
     if not plan.steps:
         return []
-    tags = {"prefect.flow_run_id": str(flow_run.id)}
+    tags = prefect_tags(str(flow_run.id))
     with pipeline_run("pipeline", values, folder, tags) as (reporter, inherited):
         reporter.text(f"{plan}\n", "plan.txt")
         futures: dict[str, PrefectFuture] = {}

@@ -2,15 +2,18 @@
 
     python -m flows.promotion [para_grpo|sft|base] [--ask]
 
-The figures stand in an artifact of the flow run. With `ask` a candidate that is better waits for a person,
-who resumes the run on its page with `approve` and a reason; without an answer within a day it stays a
-candidate. A candidate that is not better is refused without asking.
+On a worker (the deployment `paravt-promotion/branch`) the candidate is what a pipeline recorded on a branch
+`runs/...`, whose evaluations come from the DVC remote. The figures stand in an artifact of the flow run. With
+`ask` a candidate that is better waits for a person, who resumes the run on its page with `approve` and a
+reason; without an answer within a day it stays a candidate. A candidate that is not better is refused without
+asking.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 import sys
 
@@ -22,10 +25,14 @@ from prefect import flow, get_run_logger, pause_flow_run  # noqa: E402
 from prefect.artifacts import create_markdown_artifact  # noqa: E402
 from prefect.input import RunInput  # noqa: E402
 
+from flows.clones import taken  # noqa: E402
+from flows.plan import read_lock  # noqa: E402
+from flows.run_stage import cause, run_dvc  # noqa: E402
 from stages import params as parameters  # noqa: E402
-from stages.candidate import START, candidate, tags_of  # noqa: E402
+from stages.candidate import START, RegistryError, candidate, tags_of  # noqa: E402
 from stages.command import command  # noqa: E402
 from stages.promotion import Decision  # noqa: E402
+from stages.redact import redact  # noqa: E402
 from stages.registry import REFUSED, Registry, Verdict, tracking_target  # noqa: E402
 
 PATIENCE_S = 24 * 3600
@@ -39,13 +46,23 @@ class Approval(RunInput):
 
 
 @flow(name="paravt-promotion", persist_result=False)
-def promotion(root: str, name: str = "para_grpo", ask: bool = False, registry: str | None = None) -> Verdict:
-    """Register models/`name` of the checkout at `root`, and make it champion if it is better."""
+def promotion(
+    root: str | None = None,
+    name: str = "para_grpo",
+    ask: bool = False,
+    registry: str | None = None,
+    ref: str | None = None,
+) -> Verdict:
+    """Register models/`name` of the checkout at `root`, and make it champion if it is better.
+
+    Without `root` the checkout is a clone of this machine at `ref`, a branch that holds a dvc.lock. Raises
+    RegistryError if the evaluations are not to be had.
+    """
     logger = get_run_logger()
-    folder = Path(root)
-    params = parameters.load(folder / parameters.PARAMS_FILE)
-    models = Registry(tracking_target(folder), registry or f"paravt-{params.scale}")
-    version = models.register(candidate(folder, name), tags_of(params, folder))
+    with _checkout(root, ref, name) as folder:
+        params = parameters.load(folder / parameters.PARAMS_FILE)
+        models = Registry(tracking_target(folder), registry or f"paravt-{params.scale}")
+        version = models.register(candidate(folder, name), tags_of(params, folder))
     decision = models.compare(version)
     champion = models.get("champion")
     arm = f"{version.tags['dvc.path']}, {params.method}, seed {params.seed}"
@@ -77,6 +94,24 @@ def promotion(root: str, name: str = "para_grpo", ask: bool = False, registry: s
         verdict.decision.reason,
     )
     return verdict
+
+
+@contextmanager
+def _checkout(root: str | None, ref: str | None, name: str) -> Iterator[Path]:
+    """`root`, or a clone at `ref` with the evaluations that a promotion of models/`name` looks at."""
+    if root is not None:
+        yield Path(root)
+        return
+    if ref is None:
+        raise RegistryError("nothing to promote: give `ref`, the branch runs/... of a pipeline")
+    with taken() as clone:
+        clone.checkout(clone.resolve(ref))
+        known = read_lock(clone.root)
+        asked = [f"evaluate@{model}" for model in (name, START.get(name)) if f"evaluate@{model}" in known]
+        said: list[str] = []
+        if run_dvc(["pull", *asked, "validate"], clone.root, line=said.append, held=clone.held):
+            raise RegistryError(f"the evaluations on {ref} could not be pulled: {redact(cause(said))}")
+        yield clone.root
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,6 +28,7 @@ from prefect.runtime import flow_run  # noqa: E402
 from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
 
 from flows.clones import taken  # noqa: E402
+from flows.links import prefect_tags, show_runs  # noqa: E402
 from flows.pipeline import PipelineFailed, gather, worth_another_try  # noqa: E402
 from flows.plan import Node, Plan, make_plan  # noqa: E402
 from flows.repro import record_stages  # noqa: E402
@@ -78,13 +79,14 @@ def pipeline(
         if not plan.steps:
             return []
         values = parameters.load(clone.root / parameters.PARAMS_FILE)
-        tags = {"prefect.flow_run_id": str(flow_run.id), "git.branch": branch, "git.sha": commit}
+        tags = prefect_tags(str(flow_run.id)) | {"git.branch": branch, "git.sha": commit}
         with pipeline_run("pipeline", values, clone.root, tags) as (reporter, inherited):
             reporter.text(f"{plan}\n", "plan.txt")
             board = Board(clone, branch, commit, plan.graph, inherited.get("PIPELINE_RUN_ID"))
             outcomes = gather(_submit(plan, board))
             verify(clone.root, targets or [])
             record_stages(reporter, plan, clone.root)
+            show_runs(clone.root, inherited.get("PIPELINE_RUN_ID"))
         return outcomes
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-import json
 import logging
 from pathlib import Path
 import sys
@@ -48,24 +47,13 @@ def repro(root: Path, targets: Sequence[str] = ()) -> int:
 
 
 def record_stages(reporter: StageReporter, plan: Plan, root: Path) -> None:
-    """Tags `stage.<name>` with the run that made each stage's outputs, cached ones included; key figures."""
+    """Tags `stage.<name>` with the run that made each stage's outputs, cached ones included."""
     try:
         reporter.tags(makers(root, Target(root)))
     except Exception as error:  # worker boundary: tracking may be away, the pipeline is done all the same
         log.warning("the runs behind the stages could not be looked up (%s)", str(error).splitlines()[0])
     ran = [step.node.name for step in plan.steps if step.action == "run"]
     reporter.tags({"stages.planned": ", ".join(ran)})
-    for name in ("base", "sft", "para_grpo"):
-        path = root / "reports" / "evaluate" / name / "metrics.json"
-        if path.exists():
-            accuracy = json.loads(path.read_text(encoding="utf-8")).get("accuracy", {})
-            reporter.summary(
-                {
-                    f"accuracy/{name}/{budget}": parts["all"]["strict"]
-                    for budget, parts in accuracy.items()
-                    if "all" in parts
-                }
-            )
 
 
 def makers(root: Path, target: Target) -> dict[str, str]:

@@ -123,13 +123,13 @@ def _transfer(
             return
         if time.monotonic() + wait_s > deadline:
             output = "\n".join(seen)
-            raise RemoteAway(name, code, f"{output}\n{name}: dvc {words[0]} failed: {_cause(seen)}")
-        line(f"{name}: dvc {words[0]} failed ({_cause(seen)}); again in {wait_s:.0f} s")
+            raise RemoteAway(name, code, f"{output}\n{name}: dvc {words[0]} failed: {cause(seen)}")
+        line(f"{name}: dvc {words[0]} failed ({cause(seen)}); again in {wait_s:.0f} s")
         time.sleep(wait_s)
         wait_s = min(2 * wait_s, 60.0)
 
 
-def _cause(lines: Sequence[str]) -> str:
+def cause(lines: Sequence[str]) -> str:
     """The line in which DVC says what is wrong."""
     said = [text.strip() for text in lines if text.strip()]
     return next((text for text in said if text.startswith("ERROR")), said[-1] if said else "no output")

@@ -72,7 +72,13 @@ class Stack:
 
     def start_prefect(self) -> None:
         words = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(self.prefect_port)]
-        self._begin("prefect", words, {"PREFECT_HOME": str(self.home / "prefect"), "PREFECT_API_URL": ""})
+        # a page asks the server it came from; by default, port 4200 of this machine
+        env = {
+            "PREFECT_HOME": str(self.home / "prefect"),
+            "PREFECT_API_URL": "",
+            "PREFECT_UI_API_URL": "/api",
+        }
+        self._begin("prefect", words, env)
 
     def start_mlflow(self) -> None:
         folder = self.home / "mlflow"

@@ -12,16 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stages import params as parameters
 from stages.definition import dvc_hash
 from stages.params import read_yaml
 from stages.redact import redact
 from stages.tracking import git
-
-if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
 
 START = {"para_grpo": "sft", "sft": "base", "base": None}  # what a model was trained from
 QUESTIONS = "data/prepared/eval.jsonl"
@@ -34,7 +31,10 @@ class RegistryError(RuntimeError):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model of this checkout with its evaluation; `start` are the results of what it was trained from."""
+    """A model of this checkout with its evaluation; `start` are the results of what it was trained from.
+
+    `inputs` are the data that the evaluation read, as DVC hash by path.
+    """
 
     name: str
     path: str
@@ -42,6 +42,7 @@ class Candidate:
     questions: str
     results: Path
     start: Path | None
+    inputs: Mapping[str, str]
 
 
 def candidate(root: Path, name: str) -> Candidate:
@@ -63,7 +64,13 @@ def candidate(root: Path, name: str) -> Candidate:
         raise RegistryError(f"{QUESTIONS} is missing; run `dvc pull data/prepared` or `make repro`")
     known = f"evaluate@{start}" in lock if start else False
     return Candidate(
-        name, path, hashes[path], questions, results, _evaluation(root, lock, start) if known else None
+        name,
+        path,
+        hashes[path],
+        questions,
+        results,
+        _evaluation(root, lock, start) if known else None,
+        {where: value for where, value in hashes.items() if where.startswith("data/")},
     )
 
 
@@ -86,13 +93,15 @@ def tags_of(params: parameters.Params, root: Path) -> dict[str, str]:
     return values | ({"git.sha": commit} if commit else {})
 
 
-def fetch(root: Path, version: ModelVersion, folder: Path) -> None:
-    """The weights of a version, from DVC's cache or remote, by their hash. Raises RegistryError."""
+def fetch(root: Path, value: str, folder: Path) -> None:
+    """What DVC's cache or remote has under a hash (`dvc.hash` of a version), as `folder`.
+
+    Raises RegistryError.
+    """
     if folder.exists():
         raise RegistryError(f"{folder} is there already; remove it or name another folder")
     pointer = root / f"{folder}.dvc"
     pointer.parent.mkdir(parents=True, exist_ok=True)
-    value = version.tags["dvc.hash"]
     pointer.write_text(f"outs:\n- md5: {value}\n  hash: md5\n  path: {folder.name}\n", encoding="utf-8")
     try:
         for words in (["checkout"], ["pull"]):
@@ -108,4 +117,4 @@ def fetch(root: Path, version: ModelVersion, folder: Path) -> None:
     finally:
         pointer.unlink()
     last = (done.stderr.strip() or "no reason given").splitlines()[-1]
-    raise RegistryError(f"the weights {value} are in no cache or remote that answers: {redact(last)}")
+    raise RegistryError(f"{value} is in no cache or remote that answers: {redact(last)}")

@@ -166,16 +166,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with command(name):
         params = parameters.load()
         with stage_run(name, params) as reporter:
-            _stage(options.name, benchmarks.get(options.benchmark), params, reporter)
+            model, benchmark = Path("models") / options.name, benchmarks.get(options.benchmark)
+            evaluate_into(REPORTS / options.name, options.name, model, benchmark, params, reporter)
     return 0
 
 
-def _stage(name: str, benchmark: Benchmark, params: Params, reporter: StageReporter) -> None:
+def evaluate_into(
+    target: Path, name: str, model: Path, benchmark: Benchmark, params: Params, reporter: StageReporter
+) -> list[Result]:
+    """Ask `model` everything, tell `reporter`, write the outputs to `target`; the needle results.
+
+    `name` is whose answers are kept in .scratch/evaluate. Raises SystemExit if too many questions failed.
+    """
     samples = benchmark.load(Place(needles=PREPARED)).samples
     reporter.know(samples)
-    store = SCRATCH / f"{name}.jsonl"
-    model = Path("models") / name
-    results = evaluate(params, model, benchmark, samples, store, reporter)
+    results = evaluate(params, model, benchmark, samples, SCRATCH / f"{name}.jsonl", reporter)
     metrics = metrics_of(results)
     reporter.summary(flat(metrics) | headline(results))
     reporter.table(COLUMNS, table(results), TABLE)
@@ -183,10 +188,11 @@ def _stage(name: str, benchmark: Benchmark, params: Params, reporter: StageRepor
         SCRATCH.mkdir(parents=True, exist_ok=True)
         write_results(SCRATCH / f"{name}.failed.jsonl", results)
         fail(f"evaluate@{name}", f"{words}; all are in {SCRATCH / f'{name}.failed.jsonl'}")
-    write_outputs(REPORTS / name, results, _published(name, model, params, reporter))
+    write_outputs(target, results, _published(name, model, params, reporter))
     for budget, parts in metrics["accuracy"].items():
         shown = ", ".join(f"{kind} {part['strict']:.3f}" for kind, part in parts.items())
         print(f"evaluate@{name}: {budget}: {shown}")
+    return results
 
 
 def _published(name: str, model: Path, params: Params, reporter: StageReporter) -> Path | None:

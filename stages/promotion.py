@@ -28,24 +28,42 @@ class Decision:
 
 
 def decide(candidate: Sequence[Result], standing: Sequence[Result]) -> Decision:
-    """Compare the results of two models that were asked the same questions."""
-    budgets = sorted(_budgets(candidate) & _budgets(standing))
-    first, second = _scores(standing, budgets), _scores(candidate, budgets)
-    gain = difference([first], [second])
+    """Whether `candidate` may take the place of `standing`, who was asked the same questions."""
+    gain, words = _compared(candidate, standing)
     if gain is None:
-        return Decision(False, "no question and frame budget in common, so nothing can be compared")
-    shared = [name for name in first if name in second]
-    before, after = (sum(found[name] for name in shared) / len(shared) for found in (first, second))
-    words = (
-        f"greedy accuracy {after:.3f} against {before:.3f}, {_interval(gain)} over {gain.questions} "
-        f"questions at K = {', '.join(map(str, budgets))}"
-    )
+        return Decision(False, words)
     if not (gain.clear and gain.mean > 0):
         return Decision(False, f"not better beyond noise: {words}", gain)
     lost = _compliance_lost(candidate, standing)
     if lost:
         return Decision(False, f"{lost}, although better in {words}", gain)
     return Decision(True, f"better beyond noise: {words}", gain)
+
+
+def stands(now: Sequence[Result], then: Sequence[Result]) -> tuple[bool, str]:
+    """Whether a model that is asked again does as well as it did: (False if worse beyond noise, why)."""
+    gain, words = _compared(now, then)
+    if gain is None:
+        return False, words
+    if gain.clear and gain.mean < 0:
+        return False, f"worse beyond noise than it was: {words}"
+    lost = _compliance_lost(now, then)
+    return (False, f"{lost}; {words}") if lost else (True, f"not worse beyond noise than it was: {words}")
+
+
+def _compared(first: Sequence[Result], second: Sequence[Result]) -> tuple[Difference | None, str]:
+    """The gain of `first` over `second` in strict greedy accuracy, and the figures in words."""
+    budgets = sorted(_budgets(first) & _budgets(second))
+    mine, theirs = _scores(first, budgets), _scores(second, budgets)
+    gain = difference([theirs], [mine])
+    if gain is None:
+        return None, "no question and frame budget in common, so nothing can be compared"
+    shared = [name for name in mine if name in theirs]
+    after, before = (sum(found[name] for name in shared) / len(shared) for found in (mine, theirs))
+    return gain, (
+        f"greedy accuracy {after:.3f} against {before:.3f}, {_interval(gain)} over {gain.questions} "
+        f"questions at K = {', '.join(map(str, budgets))}"
+    )
 
 
 def _compliance_lost(candidate: Sequence[Result], standing: Sequence[Result]) -> str:

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 CANDIDATE, CHAMPION = "candidate", "champion"
 START_RESULTS = "start.jsonl"
+INPUT = "dvc.in."  # begins the tags of the data that a version's evaluation read
 REFUSED = 3
 
 
@@ -88,6 +89,7 @@ class Registry:
         else:
             tags = {"dvc.path": new.path, "dvc.hash": new.dvc_hash, "questions.md5": new.questions}
             tags |= {"results": evidence, "trained.from": START[new.name] or "nothing", **values}
+            tags |= {f"{INPUT}{path}": value for path, value in new.inputs.items()}
             version = self._create(new, tags)
         if self.get(CHAMPION) is None or self.get(CHAMPION).version != version.version:
             self.client.set_registered_model_alias(self.name, CANDIDATE, version.version)
@@ -151,9 +153,9 @@ class Registry:
             return Decision(
                 False, f"version {version.version} was rolled back: {version.tags['promotion.reason']}"
             )
-        mine = self._results(version, RESULTS)
+        mine = self.results(version, RESULTS)
         if champion is None:
-            start = self._results(version, START_RESULTS)
+            start = self.results(version, START_RESULTS)
             if start is None:
                 return Decision(False, "there is no champion and no start to compare with; use --force")
             found = decide(mine, start)
@@ -166,10 +168,10 @@ class Registry:
                 f"the champion, version {champion.version}, answered other questions; evaluate it on these "
                 "and register it again",
             )
-        found = decide(mine, self._results(champion, RESULTS) or [])
+        found = decide(mine, self.results(champion, RESULTS) or [])
         return Decision(found.better, f"{found.reason} (version {champion.version})", found.gain)
 
-    def _results(self, version: ModelVersion, name: str) -> list[Result] | None:
+    def results(self, version: ModelVersion, name: str) -> list[Result] | None:
         """The results that were kept with a version; None if it has no file of that name."""
         from mlflow.artifacts import download_artifacts, list_artifacts
 
@@ -192,9 +194,9 @@ class Registry:
             "reason": decision.reason,
             "against": before or version.tags["trained.from"],
         }
-        self._tag(number, tags)
+        self.tag(number, "promotion", tags)
         if take:
-            self._tag(number, {"before": before or ""})
+            self.tag(number, "promotion", {"before": before or ""})
             self.client.set_registered_model_alias(self.name, CHAMPION, number)
             self.client.delete_registered_model_alias(self.name, CANDIDATE)
         return Verdict(number, decision, number if take else before)
@@ -209,14 +211,15 @@ class Registry:
             raise RegistryError(
                 f"version {champion.version} of {self.name} is its first champion; none was before"
             )
-        self._tag(champion.version, {"decision": "rolled back", "reason": reason})
+        self.tag(champion.version, "promotion", {"decision": "rolled back", "reason": reason})
         self.client.set_registered_model_alias(self.name, CHAMPION, before)
         return str(champion.version), before
 
-    def _tag(self, version: str, values: Mapping[str, str]) -> None:
+    def tag(self, version: str, what: str, values: Mapping[str, str]) -> None:
+        """Tags `what.KEY` of a version, with who set them and when."""
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         for key, value in {**values, "by": user(), "time": when}.items():
-            self.client.set_model_version_tag(self.name, version, f"promotion.{key}", redact(value))
+            self.client.set_model_version_tag(self.name, version, f"{what}.{key}", redact(value))
 
     def table(self) -> list[str]:
         """One line a version, newest first."""
@@ -293,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             version = registry.get(options.alias)
             if version is None:
                 raise RegistryError(f"{name} has no {options.alias}")
-            fetch(root, version, options.folder)
+            fetch(root, version.tags["dvc.hash"], options.folder)
             print(f"{options.folder}: version {version.version} of {name}, {version.tags['dvc.hash']}")
         else:
             print("\n".join(registry.table()))

@@ -14,6 +14,7 @@ from pathlib import Path
 import re
 import threading
 from typing import Any
+from urllib.parse import urlsplit
 
 from stages.redact import redact
 from stages.tracking.events import apply
@@ -73,6 +74,14 @@ class Target:
                         raise
             self._experiment = self._experiment or found.experiment_id
         return self._experiment
+
+    def page(self, run_id: str) -> str | None:
+        """Where a person sees the run, without credentials; None if tracking is a file."""
+        if not self.uri.startswith("http"):
+            return None
+        parts = urlsplit(self.uri)
+        place = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
+        return f"{place}/#/experiments/{self.experiment}/runs/{run_id}"
 
 
 def _make_whole(uri: str) -> None:

@@ -7,7 +7,6 @@ Pictures are kept in $PARAVT_SCREENSHOTS, by default .scratch/screenshots.
 from __future__ import annotations
 
 from collections.abc import Iterator
-import os
 from pathlib import Path
 import shutil
 import subprocess
@@ -15,36 +14,13 @@ import sys
 
 import pytest
 
-from stages.params import ROOT, check, compose, dump
+from stages.params import check, compose, dump
+from tests.chromium import browser, pictures
 from tests.mlflow_server import MlflowServer
 from tests.repository import copy_repository, environment
 
+__all__ = ["browser", "pictures"]
 ARMS = ("para_grpo", "vanilla_grpo", "anchoring_only", "gating_only")
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((found for name in NAMES if (found := shutil.which(name))), None)
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator:
-    """A headless Chromium; skips with the command that installs what is missing."""
-    driver = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is missing; run `make setup-browser`"
-    )
-    if CHROMIUM is None:
-        pytest.skip(
-            "no Chromium is installed; run `make setup-browser`, or on Debian: apt-get install chromium"
-        )
-    with driver.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
-        yield found
-        found.close()
-
-
-@pytest.fixture(scope="session")
-def pictures() -> Path:
-    folder = Path(os.environ.get("PARAVT_SCREENSHOTS", ROOT / ".scratch" / "screenshots")).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -10,8 +10,8 @@ import time
 from mlflow import MlflowClient
 import pytest
 
+from stages.tracking import Target, stage_run
 from stages.tracking import __main__ as settle_command
-from stages.tracking import stage_run
 from tests.mlflow_server import MlflowServer
 from tests.unit.test_tracking import rollout
 
@@ -42,7 +42,7 @@ def points(server: MlflowServer, run_id: str) -> list[tuple[int, float]]:
     return [(m.step, m.value) for m in MlflowClient(server.uri).get_metric_history(run_id, "loss")]
 
 
-def test_a_server_that_dies_and_comes_back_in_the_middle(server):
+def test_a_server_that_dies_and_comes_back_in_the_middle(server, capsys):
     with stage_run("ask", {"k": 4}) as reporter:
         for step in range(1, 11):
             reporter.metrics({"loss": 1 / step}, step)
@@ -65,6 +65,9 @@ def test_a_server_that_dies_and_comes_back_in_the_middle(server):
     assert points(server, run_id) == [(step, 1 / step) for step in range(1, 31)]  # each once, in order
     assert [item.path for item in MlflowClient(server.uri).list_artifacts(run_id)] == ["note.txt"]
     assert not list(Path(".scratch/tracking").iterdir())
+    page = Target(Path.cwd()).page(run_id)
+    assert page == f"{server.uri}/#/experiments/{found.info.experiment_id}/runs/{run_id}"
+    assert page in capsys.readouterr().out  # MLflow's own words, which Prefect shows in a stage's log
 
 
 def test_a_run_that_ends_while_the_server_is_away_is_sent_by_settle(server, capsys):

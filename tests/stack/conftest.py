@@ -100,11 +100,12 @@ class World:
         path.touch()
         return path
 
-    def start(self, **parameters: Any) -> Any:
-        """A run of the deployment pipeline/remote."""
+    def start(self, deployment: str = "pipeline/remote", **parameters: Any) -> Any:
+        """A run of a deployment."""
         from prefect.deployments import run_deployment
 
-        return run_deployment("pipeline/remote", parameters=parameters, timeout=0, as_subflow=False)
+        # said to be sync, because a browser's loop runs in this thread
+        return run_deployment(deployment, parameters=parameters, timeout=0, as_subflow=False, _sync=True)
 
     def state(self, run: Any) -> Any:
         from prefect.client.orchestration import get_client

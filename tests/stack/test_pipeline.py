@@ -64,6 +64,27 @@ def test_cancelled_in_para_grpo_then_finished_and_a_fresh_clone_executes_nothing
         and item.info.status == "FINISHED"
     }
     assert set(below) == set(STAGES)
+    judged_and_asked_again(world, client, branch)
+
+
+def judged_and_asked_again(world: World, client: MlflowClient, branch: str) -> None:
+    """A branch is promoted by its deployment; then its model is asked again, and answers as it did."""
+
+    def ended(deployment: str, **parameters):
+        return world.end(world.start(deployment, **parameters))
+
+    state = ended("paravt-promotion/branch", ref=branch, ask=False)
+    assert state.is_completed(), state.message
+    (version,) = client.search_model_versions("name = 'paravt-smoke'")
+    assert version.tags["git.sha"] and version.tags["promotion.against"] == "sft"
+    alias = "champion" if version.tags["promotion.decision"] == "promoted" else "candidate"
+
+    state = ended("evaluation/registered", ref=branch, alias=alias)
+    assert state.is_completed(), state.message
+    tags = client.get_model_version("paravt-smoke", version.version).tags
+    assert "+0.000 [+0.000, +0.000]" in tags["evaluation.reason"]
+    assert client.get_run(tags["evaluation.run"]).data.tags["registered.version"] == str(version.version)
+    assert ended("evaluation/registered", ref=branch, alias=alias, registry="nobody").is_failed()
 
 
 def processes(world: World, module: str) -> list[psutil.Process]:

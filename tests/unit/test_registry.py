@@ -15,7 +15,7 @@ from stages import registry as command
 from stages.candidate import RegistryError, candidate
 from stages.definition import dvc_hash
 from stages.params import compose, dump
-from stages.promotion import decide
+from stages.promotion import decide, stands
 from stages.registry import CANDIDATE, CHAMPION, Registry, promote
 from stages.tracking import Target
 
@@ -67,6 +67,23 @@ def test_what_is_not_better_is_refused_with_a_reason(mine, theirs, why):
 
 def test_one_budget_in_common_is_enough():
     assert decide(results(50, budgets=(4, 16)), results(30, budgets=(2, 4))).better
+
+
+def test_a_model_that_is_asked_again_stands_unless_it_is_worse_beyond_noise():
+    assert stands(results(30), results(30)) == (
+        True,
+        "not worse beyond noise than it was: greedy accuracy 0.500 against 0.500, +0.000 [+0.000, +0.000] "
+        "over 60 questions at K = 4, 8",
+    )
+    assert stands(results(29), results(30))[0] and stands(results(50), results(30))[0]
+    good, words = stands(results(30), results(50))
+    assert not good and "worse beyond noise than it was: greedy accuracy 0.500 against 0.833" in words
+    good, words = stands(results(30, compliant=20), results(30))
+    assert not good and words.startswith("worse in format compliance, temperature 1, -0.667 [")
+    assert stands([], results(30)) == (
+        False,
+        "no question and frame budget in common, so nothing can be compared",
+    )
 
 
 @pytest.fixture
@@ -208,11 +225,11 @@ def test_weights_come_back_by_their_hash(checkout):
     for words in (["git", "init", "-q"], [sys.executable, "-m", "dvc", "init", "-q"]):
         subprocess.run(words, cwd=checkout, check=True, timeout=60)
     with pytest.raises(RegistryError, match="in no cache or remote that answers"):
-        command.fetch(checkout, registry.get(CHAMPION), Path("models/champion"))
+        command.fetch(checkout, registry.get(CHAMPION).tags["dvc.hash"], Path("models/champion"))
     (checkout / "dvc.lock").unlink()  # the pipeline's own lock belongs to no dvc.yaml here
     subprocess.run(
         [sys.executable, "-m", "dvc", "add", "-q", "models/para_grpo"], cwd=checkout, check=True, timeout=60
     )
-    command.fetch(checkout, registry.get(CHAMPION), Path("models/champion"))
+    command.fetch(checkout, registry.get(CHAMPION).tags["dvc.hash"], Path("models/champion"))
     assert (checkout / "models/champion/model.safetensors").read_text() == "para_grpo one"
     assert not (checkout / "models/champion.dvc").exists()
