@@ -70,7 +70,12 @@ def both(loose) -> Path:
     folder.mkdir()
     write_clips(folder)
     texts = ("look\n</think>\n<answer>A</answer>", "look\n<answer>A</answer>")
-    made = [make(number, text) for number in range(4) for text in texts for make in (tool_trace, tool_trace, trace)]
+    made = [
+        make(number, text)
+        for number in range(4)
+        for text in texts
+        for make in (tool_trace, tool_trace, trace)
+    ]
     few = [replace(row, frame_budget=2) for row in made]
     traces = [replace(row, id=f"{number}") for number, row in enumerate([*made, *few])]
     learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
