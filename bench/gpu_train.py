@@ -53,15 +53,17 @@ def parameters(micro: bool) -> Params:
     return check(compose(["scale=paravt_8b", "layout=1x80", *changes]))
 
 
-def build(sizes: Architecture, dtype: torch.dtype) -> Qwen3VLForConditionalGeneration:
-    """Random weights of `sizes`, on the GPU if there is one."""
+def build(
+    sizes: Architecture, dtype: torch.dtype, tokens: dict[str, int] | None = None
+) -> Qwen3VLForConditionalGeneration:
+    """Random weights of `sizes`, on the GPU if there is one; `tokens`: other ids than the published."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(0)
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return Qwen3VLForConditionalGeneration(Qwen3VLConfig(**sizes.config())).eval()
+            return Qwen3VLForConditionalGeneration(Qwen3VLConfig(**sizes.config() | (tokens or {}))).eval()
     finally:
         torch.set_default_dtype(before)
 

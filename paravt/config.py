@@ -10,7 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-UpstreamMode = Annotated[str, StringConstraints(pattern=r"^upstream:[a-z0-9-]+$")]
+UPSTREAM = "upstream:"
+UpstreamMode = Annotated[str, StringConstraints(pattern=rf"^{UPSTREAM}[a-z0-9-]+$")]
+Mode = Literal["direct", "reasoning", "agentic", "agentic_minimal"] | UpstreamMode
 
 
 FOOTAGE = "data/footage"
@@ -64,7 +66,7 @@ class SubagentConfig(Group):
 class EpisodeConfig(Group):
     """One episode: dispatch, gather, answer."""
 
-    mode: Literal["direct", "reasoning", "agentic", "agentic_minimal"] | UpstreamMode = "agentic"
+    mode: Mode = "agentic"
     """System prompt; the agentic ones offer crop_video. upstream:NAME: the words of a published baseline."""
     dispatch: Literal["parallel", "sequential", "frames"] = "parallel"
     """parallel: all calls of a turn at once, text reports; sequential: one call a turn, text report;
@@ -231,6 +233,9 @@ class EvaluateConfig(Group):
     """Overview frames for them."""
     benchmark_questions: int | None = Field(None, gt=0)
     """Questions of each, drawn by their ids; null: all."""
+    benchmark_mode: Mode | None = None
+    """Prompt mode of them; null: episode.mode. upstream:NAME: asked in the words of that baseline, with its
+    rounds, calls and results; NAME is one of data.hub.prompts."""
 
 
 class NeedlesConfig(Group):
@@ -280,6 +285,8 @@ class HubConfig(Group):
     """More models to have at hand, as data/hub/OWNER__NAME."""
     benchmarks: list[Literal["videomme", "longvideobench", "lvbench", "mlvu", "mmvu", "charades"]] = []
     """Benchmarks whose tables and media are brought."""
+    prompts: list[str] = []
+    """Published baselines whose prompts are brought, for `evaluate.benchmark_mode: upstream:NAME`."""
     revisions: dict[str, str] = {}
     """Revisions of benchmarks by name, in place of those of paravt/data/published.py."""
     sft_splits: list[str] = Field(min_length=1)
@@ -409,6 +416,13 @@ class Params(Group):
             raise ValueError(
                 "sft.source is hub, but data.hub.sft_model names no checkpoint; write its repository and "
                 "revision, or sft.source traces"
+            )
+        asked = self.evaluate.benchmark_mode or ""
+        brought = self.data.hub.prompts if self.data.hub else []
+        if asked.startswith(UPSTREAM) and asked.removeprefix(UPSTREAM) not in brought:
+            raise ValueError(
+                f"evaluate.benchmark_mode is {asked}, whose prompt is not brought; add "
+                f"{asked.removeprefix(UPSTREAM)} to data.hub.prompts"
             )
         if self.reward.open_ended == "judge" and not self.reward.judge_model:
             raise ValueError(

@@ -14,10 +14,12 @@ from paravt.benchmarks import Place
 from paravt.benchmarks.results import Result
 from paravt.benchmarks.runner import Asking, code_version, folder_hash
 from paravt.benchmarks.session import Plan, evaluate
-from paravt.config import Params, RewardConfig
+from paravt.config import UPSTREAM, Params, RewardConfig
 from paravt.data.media import media_root
+from paravt.data.published import PROMPTS
 from paravt.judge import judge_of
 from paravt.local import open_model
+from paravt.protocol.families import load as load_prompt
 from paravt.reporter import Reporter
 
 TABLES, VERDICTS = Path("data/hub"), Path(".scratch/judge")
@@ -31,13 +33,16 @@ def evaluate_published(
     from paravt.model import load_encoder
 
     config = params.evaluate
-    episode = params.episode.model_copy(update={"temperature": 0.0})
+    mode = config.benchmark_mode or params.episode.mode
+    upstream = load_prompt(mode, TABLES / PROMPTS) if mode.startswith(UPSTREAM) else None
+    changes = {"mode": mode} if upstream is None else upstream.family.episode
+    episode = params.episode.model_copy(update=changes | {"temperature": 0.0})
     weights, code = folder_hash(model), code_version()
     engine = f"{params.engine.name} {getattr(params.engine, 'dtype', '')}".strip()
     scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
     judge = judge_of(scoring, VERDICTS)
     besides = {"engine": engine} | ({"judge": judge.identity} if judge else {})
-    asking = Asking(episode, params.visual, scoring, params.seed, weights, code, besides)
+    asking = Asking(episode, params.visual, scoring, params.seed, weights, code, besides, upstream)
     tokenizer = load_encoder(model, params.visual).tokenizer
     place = Place(
         tables=TABLES,
@@ -56,7 +61,9 @@ def evaluate_published(
         "subtitle_tokens": place.subtitle_tokens,
         "seed": params.seed,
         "limit": config.benchmark_questions,
-    } | ({"judge": judge.identity} if judge else {})
+    }
+    asked |= {"judge": judge.identity} if judge else {}
+    asked |= {"upstream": upstream.told} if upstream else {}
     plan = Plan(tuple(config.benchmarks), config.benchmark_budget, home, place, config.benchmark_questions)
     return evaluate(
         plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, asked, judge

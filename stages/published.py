@@ -2,6 +2,7 @@
 
     data/hub/owner__name/...    tables, as published
     data/hub/manifest.jsonl     each media file: repository, commit, path, size, SHA-256, archive
+    data/hub/prompts/NAME/...   the files that hold the prompt of a published baseline
     data/hub/report.json        commits, licences, rows, media missing by bucket, what was broken
 
 A model is such a folder too: its small files, and the names of its weights (`paravt.weights`). Media and
@@ -16,13 +17,14 @@ from pathlib import Path
 from typing import Any
 
 from paravt.config import HubConfig
+from paravt.data.baselines import fetch_prompts
 from paravt.data.hub import Fetched, Hub, fetch_benchmark, licence_of
 from paravt.data.media import (
     folder_name,
     media_root,
     write_manifest,
 )
-from paravt.data.published import MEDIA_ARCHIVES, RL_TABLES, SFT_TABLES, SOURCES
+from paravt.data.published import MEDIA_ARCHIVES, PROMPTS, RL_TABLES, SFT_TABLES, SOURCES
 from paravt.data.sentinel import Resolver
 from paravt.data.tables import Table, named_media, read_table, rl_tables, sft_tables
 from paravt.reporter import Reporter
@@ -39,6 +41,7 @@ def bring(config: HubConfig, folder: Path, reporter: Reporter) -> dict[str, Any]
 
     Every repository is opened, and so its licence looked at, before the first file is moved.
     """
+    fetch_prompts(config.prompts, folder / PROMPTS)
     with Hub(media_root(), reporter, config.workers, config.keep_free_gib, tuple(config.licences)) as hub:
         training = hub.open(config.training.repository, revision=config.training.revision)
         source = hub.open(config.media.repository, revision=config.media.revision)

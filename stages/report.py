@@ -1,27 +1,29 @@
 """Write the report: one page, as Markdown and as HTML that opens offline, with its plots and figures.
 
 Reads reports/evaluate/{base,sft,para_grpo}/results.jsonl, reports/{sft,para_grpo}/metrics.jsonl and
-params.yaml. Writes reports/report/{report.md,report.html,metrics.json,plots/*.png}. Equal inputs give equal
-bytes: no file holds a time, a run id or a path of this machine. Times are in the tracked runs.
+params.yaml; where published splits were asked, their summaries too, beside the published table. Writes
+reports/report/{report.md,report.html,metrics.json,plots/*.png}. Equal inputs give equal bytes: no file holds
+a time, a run id or a path of this machine. Times are in the tracked runs.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 import json
 from pathlib import Path
 import sys
 from typing import Any
 
+from paravt.benchmarks import published
 from paravt.benchmarks.results import Result, read_results
 from paravt.checkpoints import publish
 from paravt.config import Params
 from stages import figures
 from stages import params as parameters
 from stages.command import command
-from stages.document import Block, Bullets, Heading, Paragraph, to_html, write_markdown
+from stages.document import Block, Bullets, Heading, Paragraph, Table, to_html, write_markdown
 from stages.figures import Claim, Comparison, compare
 from stages.outputs import write_json
 from stages.tables import (
@@ -72,11 +74,12 @@ class ReportError(ValueError):
 
 @dataclass(frozen=True)
 class Inputs:
-    """Results of each model, and one line a step of each training."""
+    """Results of each model, one line a step of each training, figures of the published splits by model."""
 
     params: Params
     models: dict[str, list[Result]]
     curves: dict[str, list[dict[str, float]]]
+    splits: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def read_inputs(reports: Path, params: Params) -> Inputs:
@@ -87,10 +90,16 @@ def read_inputs(reports: Path, params: Params) -> Inputs:
     }
     trained = [name for name in NAMES[1:] if name != "sft" or params.sft.source == "traces"]
     curves = {name: _read(reports / name / "metrics.jsonl", _read_steps, name) for name in trained}
-    return Inputs(params, models, curves)
+    paths = {name: reports / "evaluate" / name / "benchmarks" / "summary.json" for name in NAMES}
+    splits = {
+        name: _read(path, lambda path: json.loads(path.read_text(encoding="utf-8")), f"evaluate@{name}")
+        for name, path in paths.items()
+        if path.is_file()  # only where published splits were asked
+    }
+    return Inputs(params, models, curves, splits)
 
 
-def _read(path: Path, reader: Callable[[Path], list], stage: str) -> list:
+def _read(path: Path, reader: Callable[[Path], Any], stage: str) -> Any:
     try:
         found = reader(path)
     except FileNotFoundError:
@@ -139,12 +148,25 @@ def build(inputs: Inputs) -> tuple[list[Block], dict[str, Any]]:
         comparison_table(habits, BEHAVIOUR),
         Heading("What became of the questions"),
         count_table(inputs.models, budgets, temperatures, COUNTS),
+        *_published(inputs.splits),
         Heading("Training"),
         *curve_figures(inputs.curves),
         Heading("How it was made"),
         Bullets(_made(inputs.params)),
     ]
     return blocks, _metrics(scores + habits, claims)
+
+
+def _published(splits: Mapping[str, Mapping[str, Any]]) -> list[Block]:
+    """The published splits that were asked, beside the published table."""
+    if not published.run_columns(splits):
+        return []
+    return [
+        Heading("Beside the published table"),
+        Table(*published.side_by_side(splits), f"Published: {published.SOURCE}. {published.BRACKETS}"),
+        Table(*published.states(splits), COUNTS),
+        Bullets(published.protocols(splits)),
+    ]
 
 
 def write_report(target: Path, blocks: Sequence[Block], metrics: Mapping[str, Any]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 from paravt.benchmarks.registry import Benchmark, Questions
 from paravt.benchmarks.results import Result
 from paravt.benchmarks.statistics import macro_interval
-from paravt.benchmarks.summary import accuracy, counts, error_share, reasons, strict_scores
+from paravt.benchmarks.summary import accuracy, counts, error_share, percent, reasons, strict_scores
 
 RECALLS = (0.3, 0.5, 0.7)
 NAMED_REASONS = 10
@@ -160,7 +160,3 @@ def detail_lines(figures: Mapping[str, Any]) -> list[str]:
     if table.get("published_rows") and table["rows"] != table["published_rows"]:
         lines.append(f"  the table has {table['rows']} rows, the published one {table['published_rows']}")
     return lines
-
-
-def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from paravt.benchmarks.breakdown import percent
+from paravt.benchmarks.summary import percent
 
 COLUMNS = ("videomme", "videomme_wsub", "longvideobench", "lvbench", "mlvu", "mmvu", "charades")
 SOURCE = "arXiv 2605.20342, table 1 (project page, 2026-05-19)"
@@ -50,44 +50,75 @@ BY_BENCHMARK = {
 }
 
 
-def markdown(runs: Mapping[str, Mapping[str, Any]], beside: str = "ParaVT-8B") -> str:
-    """One page: our rows over the published ones for the benchmarks that were run, then the differences.
+OURS = "this run"
+BRACKETS = "Percent; charades is mIoU. Brackets: 95 % intervals of a bootstrap over questions."
+Runs = Mapping[str, Mapping[str, Any]]
+"""The summary of its folder, by the name of a run."""
 
-    `runs` maps a name to the summary of its folder. Raises ValueError if nothing of the table was run.
+
+def markdown(runs: Runs, beside: str = "ParaVT-8B") -> str:
+    """One page: the table, what became of the questions, the differences.
+
+    Raises ValueError if nothing of the table was run.
     """
-    columns = [name for name in COLUMNS if any(name in run for run in runs.values())]
+    header, rows = side_by_side(runs, beside)
+    rows = [[f"**{row[0]}**" if row[1] == OURS else row[0], *row[1:]] for row in rows]
+    lines = ["# Beside the published table", "", f"Published: {SOURCE}.", ""]
+    lines += _table(header, rows, words=2)
+    lines += ["", BRACKETS, "", "## What became of the questions", ""]
+    lines += _table(*states(runs), words=2)
+    lines += ["", "## In what the protocols differ", "", *(f"- {text}" for text in protocols(runs))]
+    return "\n".join(lines) + "\n"
+
+
+def side_by_side(runs: Runs, beside: str = "ParaVT-8B") -> tuple[list[str], list[list[str]]]:
+    """Header and rows: each run, its difference to the published row `beside`, then the published rows, for
+    the benchmarks that were run.
+
+    Raises ValueError if none of the table was run.
+    """
+    columns = run_columns(runs)
     if not columns:
         raise ValueError(f"none of {', '.join(COLUMNS)} was run; there is nothing to put beside the table")
     published = {model: dict(zip(COLUMNS, values, strict=True)) for model, _, values in TABLE}
     if beside not in published:
         raise ValueError(f"the published table has no {beside!r}; it has {', '.join(published)}")
-    lines = ["# Beside the published table", "", f"Published: {SOURCE}.", ""]
-    lines += [_row(["model", "kind", *columns]), _row(["---", "---", *["---:"] * len(columns)])]
+    rows = []
     for name, run in runs.items():
-        lines.append(_row([f"**{name}**", "this run", *(_ours(run.get(column)) for column in columns)]))
+        rows.append([name, OURS, *(_ours(run.get(column)) for column in columns)])
         gaps = [_gap(run.get(column), published[beside][column]) for column in columns]
-        lines.append(_row([f"{name} - {beside}", "difference", *gaps]))
+        rows.append([f"{name} - {beside}", "difference", *gaps])
     for model, kind, _ in TABLE:
         values = [published[model][column] for column in columns]
-        lines.append(_row([model, kind, *("-" if value is None else f"{value:.1f}" for value in values)]))
-    lines += ["", "Percent; charades is mIoU. Brackets: 95 % intervals of a bootstrap over questions.", ""]
-    lines += ["## What became of the questions", ""]
-    lines += [_row(["run", "benchmark", "asked", "answered", "unparsed", "failed", "skipped", "of answered"])]
-    lines += [_row(["---", "---", *["---:"] * 6])]
+        rows.append([model, kind, *("-" if value is None else f"{value:.1f}" for value in values)])
+    return ["model", "kind", *columns], rows
+
+
+def states(runs: Runs) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: how many questions of each run and benchmark ended in which state."""
+    kinds = ("asked", "answered", "unparsed", "failed", "skipped")
+    rows = []
     for name, run in runs.items():
-        for column in columns:
+        for column in run_columns(runs):
             if column in run:
-                counts = run[column]["counts"]
-                cells = [counts[key] for key in ("asked", "answered", "unparsed", "failed", "skipped")]
-                answered = percent(run[column]["headline"]["answered"])
-                lines.append(_row([name, column, *map(str, cells), answered]))
-    lines += ["", "## In what the protocols differ", ""]
-    lines += [f"- {text}" for text in ALWAYS]
-    lines += [f"- {column}: {BY_BENCHMARK[column]}" for column in columns if column in BY_BENCHMARK]
+                cells = [str(run[column]["counts"][kind]) for kind in kinds]
+                rows.append([name, column, *cells, percent(run[column]["headline"]["answered"])])
+    return ["run", "benchmark", *kinds, "of answered"], rows
+
+
+def protocols(runs: Runs) -> list[str]:
+    """One sentence for each thing in which these runs differ from the published ones."""
+    columns = run_columns(runs)
+    found = [*ALWAYS, *(f"{column}: {BY_BENCHMARK[column]}" for column in columns if column in BY_BENCHMARK)]
     for name, run in runs.items():
-        for text in dict.fromkeys(text for column in columns for text in differences(run.get(column) or {})):
-            lines.append(f"- {name}: {text}")
-    return "\n".join(lines) + "\n"
+        told = dict.fromkeys(text for column in columns for text in differences(run.get(column) or {}))
+        found += [f"{name}: {text}" for text in told]
+    return found
+
+
+def run_columns(runs: Runs) -> list[str]:
+    """The benchmarks of the table that were run."""
+    return [name for name in COLUMNS if any(name in run for run in runs.values())]
 
 
 def differences(figures: Mapping[str, Any]) -> list[str]:
@@ -134,5 +165,7 @@ def _gap(figures: Mapping[str, Any] | None, value: float | None) -> str:
     return "-" if value is None or strict is None else f"{100 * strict - value:+.1f}"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]], words: int) -> list[str]:
+    """Markdown; the first columns hold words, the others figures."""
+    rule = ["---"] * words + ["---:"] * (len(header) - words)
+    return ["| " + " | ".join(cells) + " |" for cells in (header, rule, *rows)]

@@ -78,3 +78,7 @@ def behaviour(results: Sequence[Result], seed: int = 0) -> dict:
         "format": bootstrap_interval([r.format for r in formed], seed=seed).to_json(),
         "tool_calls": bootstrap_interval([float(r.calls or 0) for r in ran], seed=seed).to_json(),
     }
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"

@@ -34,7 +34,7 @@ from paravt.commands.shared import (
     servers,
     settings,
 )
-from paravt.config import EndpointConfig, EpisodeConfig, RewardConfig, VisualConfig
+from paravt.config import UPSTREAM, EndpointConfig, EpisodeConfig, RewardConfig, VisualConfig
 
 if TYPE_CHECKING:
     from paravt.benchmarks import Place
@@ -187,11 +187,7 @@ def _prepare(options: argparse.Namespace) -> tuple[Plan, Any, OpenEngine, dict[s
         "code": asking.code,
     }
     if upstream is not None:
-        family = upstream.family
-        asked["upstream"] = {"repository": family.repository, "commit": family.commit} | {
-            "prompt": upstream.fingerprint,
-            "differs": list(family.differs),
-        }
+        asked["upstream"] = upstream.told
     if judge is not None:
         asked["judge"] = judge.identity
     return plan, asking, open_engine, asked, judge
@@ -199,14 +195,14 @@ def _prepare(options: argparse.Namespace) -> tuple[Plan, Any, OpenEngine, dict[s
 
 def _upstream(options: argparse.Namespace) -> Upstream | None:
     """The prompt of a published baseline; its rounds, calls and results hold where nothing else was given."""
-    if not (options.mode or "").startswith("upstream:"):
+    if not (options.mode or "").startswith(UPSTREAM):
         return None
     from paravt.protocol.families import load
 
     upstream = load(options.mode, options.prompts)
-    options.force_think = False
-    options.dispatch = options.dispatch or "frames"
-    options.max_turns, options.max_calls = upstream.family.max_turns, upstream.family.max_calls
+    for name, value in upstream.family.episode.items():
+        if name != "dispatch" or options.dispatch is None:
+            setattr(options, name, value)
     return upstream
 
 

@@ -99,3 +99,5 @@ SFT_SPLITS = ("charades", "geminicot", "longvideoreason", "museg", "selftrace", 
 SFT_TABLES = "*paravt_sft_{split}*.parquet"
 RL_TABLES = "*paravt_rl_*.parquet"
 MEDIA_ARCHIVES = ("*.zip",)
+PROMPTS = "prompts"
+"""The folder beside the tables for prompts of published baselines, a folder each."""

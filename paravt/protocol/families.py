@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from paravt.config import UPSTREAM
 from paravt.protocol.prompts import answer_hint, plain_options, question_lines, video_name
 from paravt.protocol.upstream import Family, Piece, Render, Texts, Upstream, UpstreamError, read_piece
 from paravt.rollout import LETTERS, Sample
 
-PREFIX = "upstream:"
 FOLDER = Path("data/upstream")
 
 
 def family_of(mode: str) -> Family:
     """The family of a mode `upstream:NAME`. Raises UpstreamError that lists them."""
-    name = mode.removeprefix(PREFIX)
+    name = mode.removeprefix(UPSTREAM)
     if name not in FAMILIES:
         raise UpstreamError(f"no published prompt is called {name!r}; use one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
@@ -31,7 +31,8 @@ def load(mode: str, folder: Path = FOLDER) -> Upstream:
             source = path.read_text(encoding="utf-8")
         except FileNotFoundError:
             raise UpstreamError(
-                f"{path} is missing; run `paravt eval fetch --prompts {family.name}` with a network"
+                f"{path} is missing; run `paravt eval fetch --prompts {family.name}` with a network; in the "
+                "pipeline, add it to data.hub.prompts"
             ) from None
         try:
             texts[role] = read_piece(source, piece)

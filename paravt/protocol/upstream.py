@@ -23,6 +23,7 @@ import re
 from typing import Any, Literal
 import warnings
 
+from paravt.config import UPSTREAM
 from paravt.rollout import Sample
 
 Kind = Literal["python", "shell", "text", "tool"]
@@ -76,6 +77,12 @@ class Family:
     def has_tool(self) -> bool:
         return self.max_turns > 0
 
+    @property
+    def episode(self) -> dict[str, Any]:
+        """The fields of an EpisodeConfig that are the family's own: rounds, calls, results."""
+        rounds = {"max_turns": self.max_turns, "max_calls": self.max_calls}
+        return {"mode": f"{UPSTREAM}{self.name}", "force_think": False, "dispatch": "frames"} | rounds
+
 
 @dataclass(frozen=True)
 class Upstream:
@@ -88,6 +95,12 @@ class Upstream:
     def fingerprint(self) -> str:
         text = json.dumps([self.family.name, self.family.commit, dict(sorted(self.texts.items()))])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """What a summary says of it."""
+        source = {"repository": self.family.repository, "commit": self.family.commit}
+        return source | {"prompt": self.fingerprint, "differs": list(self.family.differs)}
 
     def prompt(self, sample: Sample) -> tuple[str | None, str]:
         """(system text or None, user text). Raises UpstreamError for a question that it has no words for."""

@@ -11,14 +11,21 @@ from typing import NamedTuple
 
 import pytest
 
+from paravt.benchmarks import PUBLISHED
 from paravt.data.media import read_manifest
 from paravt.data.schema import read_traces
+from paravt.protocol.families import FAMILIES
 from paravt.rollout import read_samples
 from tests.hub_server import TOKEN, HubServer
 from tests.miniature import build
+from tests.raw_host import RawHost
 from tests.repository import copy_repository, environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+
+
+MINI = ["-S", "scale=paravt_mini", "-S", "data.hub.prompts=[paravt]"]
+MINI += ["-S", "evaluate.benchmark_mode=upstream:paravt"]
 
 
 class Run(NamedTuple):
@@ -40,13 +47,13 @@ def run(tmp_path_factory):
     """`dvc exp run -S scale=paravt_mini` in a clone of this repository."""
     folder = tmp_path_factory.mktemp("mini")
     (folder / "repository").mkdir()
-    with HubServer(build(folder / "hub"), page_size=5) as hub:
+    with HubServer(build(folder / "hub"), page_size=5) as hub, RawHost(folder / "raw") as raw:
         repository = copy_repository(folder / "repository", ["scale=smoke"])
         env = environment(repository) | {"HF_ENDPOINT": hub.endpoint, "HF_TOKEN": TOKEN}
-        env |= {"HF_HOME": str(folder / "home")}
+        env |= {"HF_HOME": str(folder / "home"), "PARAVT_RAW_URL": raw.url}
         env.pop("PARAVT_MEDIA_ROOT", None)
         made = Run(repository, env, hub)
-        command(made, "dvc", "exp", "run", "-S", "scale=paravt_mini")
+        command(made, "dvc", "exp", "run", *MINI)
         yield made
 
 
@@ -73,6 +80,19 @@ def test_the_whole_pipeline_runs_on_the_published_layouts(run):
     assert str(run.repository) not in text and str(run.repository) not in json.dumps(said["download"])
 
 
+def test_the_report_puts_the_splits_beside_the_published_table(run):
+    text = (run.repository / "reports/report/report.md").read_text()
+    part = text.partition("## Beside the published table")[2].partition("## Training")[0]
+    lines = part.splitlines()
+    assert f"| model | kind | {' | '.join(PUBLISHED)} |" in lines
+    assert "| ParaVT-8B | agentic | 62.1 | 69.4 | 60.4 | 39.8 | 65.0 | 68.6 | 50.1 |" in lines
+    for name in ("base", "sft", "para_grpo"):
+        assert any(line.startswith(f"| {name} | this run | ") for line in lines)
+        assert any(line.startswith(f"| {name} | charades | 4 | ") for line in lines)
+    assert "- base: 4 overview frames, published 64" in lines
+
+
+COMMIT = FAMILIES["paravt"].commit
 REPORTS = {"validation": "data/prepared/report.json", "download": "data/hub/report.json"}
 
 
@@ -88,6 +108,9 @@ def test_the_published_splits_are_asked_of_every_model(run):
             count["failed"] + count["skipped"] for count in states
         )
         assert summary["charades"]["measure"] == "mIoU" and "macro" in summary["mlvu"]
+        asked = summary["videomme"]["asked"]
+        assert asked["episode"]["mode"] == "upstream:paravt" and asked["upstream"]["commit"] == COMMIT
+        assert (asked["episode"]["dispatch"], asked["episode"]["force_think"]) == ("frames", False)
 
 
 def test_training_used_the_published_rows_and_the_models_own_weights(run):
@@ -188,8 +211,8 @@ def test_too_many_rows_set_aside_stop_the_pipeline_and_are_named(run, tmp_path):
 def test_rl_starts_from_a_published_checkpoint_without_sft(run):
     """Last in this file: it changes what the other tests look at."""
     named = "{repository: ParaVT/ParaVT-SFT, revision: main}"
-    choice = ["-S", "scale=paravt_mini", "-S", "sft.source=hub", "-S", f"data.hub.sft_model={named}"]
-    said = command(run, "dvc", "exp", "run", *choice, "para_grpo")
+    choice = ["dvc", "exp", "run", *MINI, "-S", "sft.source=hub"]
+    said = command(run, *choice, "-S", f"data.hub.sft_model={named}", "para_grpo")
     assert "sft: models/sft is ParaVT/ParaVT-SFT; nothing was trained" in said
     start = run.repository / "models/sft"
     assert json.loads((start / "weights.json").read_text())["repository"] == "ParaVT/ParaVT-SFT"
@@ -198,6 +221,6 @@ def test_rl_starts_from_a_published_checkpoint_without_sft(run):
     card = (run.repository / "models/para_grpo/README.md").read_text()
     assert "SFT: the published checkpoint `ParaVT/ParaVT-SFT` at `main`, as it is" in card
     assert json.loads((run.repository / "reports/sft/metrics.json").read_text())["steps"] == 0
-    nothing_named = [*choice[:4], "-S", "data.hub.sft_model=null", "para_grpo"]
-    said = command(run, "dvc", "exp", "run", *nothing_named, code=255)  # what DVC makes of a failed stage
+    nothing_named = [*choice, "-S", "data.hub.sft_model=null", "para_grpo"]
+    said = command(run, *nothing_named, code=255)  # what DVC makes of a failed stage
     assert "data.hub.sft_model names no checkpoint" in said

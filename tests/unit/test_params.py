@@ -210,3 +210,12 @@ def test_a_wrong_engine_is_told_by_its_own_fields(overrides, sentence):
     with pytest.raises(ParamsError) as told:
         check(compose(overrides))
     assert sentence in str(told.value)
+
+
+def test_a_baselines_prompt_must_be_brought():
+    mini = ["scale=paravt_mini", "evaluate.benchmark_mode=upstream:sage"]
+    with pytest.raises(ParamsError, match="whose prompt is not brought; add sage to data.hub.prompts"):
+        check(compose(mini))
+    assert check(compose([*mini, "data.hub.prompts=[sage]"])).evaluate.benchmark_mode == "upstream:sage"
+    with pytest.raises(ParamsError, match="benchmark_mode"):
+        check(compose(["evaluate.benchmark_mode=nonsense"]))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import json
 from pathlib import Path
-import threading
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,55 +20,12 @@ from paravt.protocol.upstream import Piece, UpstreamError, python_value, read_pi
 from paravt.rollout import Sample, ToolCall, ToolError
 from tests.clips import write_clip
 from tests.fakes import ScriptedEngine
+from tests.raw_host import FILES, RawHost
 from tests.tiny import VISUAL, tiny_encoder
 
 MCQ = Sample("m", "/data/v 1.mp4", "Which shape?", "B", "mcq", ("A. circle", "B. square"))
 TVG = Sample("t", "/data/v 1.mp4", "When does it open?", (1.0, 2.0), "tvg", (), {"caption": "a door opens"})
 OPEN = Sample("o", "/data/v 1.mp4", "Which law?", "Ohm", "oe")
-
-# Made texts in the shapes of the real files.
-FILES = {
-    "paravt/eval/driver.py": """
-import json
-TOOL_SCHEMA = json.dumps({"name": "crop_video", "parameters": {"a": 1}})
-DIRECT_SYSTEM = ("Say it. " "In tags.")
-REASONING_SYSTEM = ("Think. " "Then say it.")
-GENERAL_AGENTIC_SYSTEM = \"\"\"Tools: {tool_schema}
-{{"name": "crop_video"}} go\"\"\"
-MINIMAL_AGENTIC_SYSTEM = \"\"\"# {tool_schema} {{}}\"\"\"
-OTHER = "FILL_FROM_OTHER"
-""",
-    "lmms_eval_tasks/videomme/utils.py": 'def f():\n    pass\n\nTOOL_PROMPT = ("Think, then "\n "call.")\n',
-    "examples/eval/single_inference.py": (
-        'CROP_VIDEO_TOOL = {"type": "function", "function": {"name": "crop_video"}}\n'
-    ),
-    "scripts/eval_video.sh": "python3 -m x \\\n    data.fps=0.5 \\\n    "
-    "'data.system_prompt=\"Zoom by <video_zoom> "
-    '{\\"segment\\": [a, b], \\"fps\\": n} </video_zoom>. Put it in \\\\boxed{{}}."\' \\\n    other=1\n',
-    "sage/prompts/sage/context_vlm.txt": "Reply in JSON. Tools:\n<<<tools>>>\n",
-    "sage/src/functions/tools/extract.py": (
-        "def extract_parts_from_timestamp(\n    video_path: str,\n    timestamp_start: str,\n"
-        '    timestamp_end: str,\n) -> dict:\n    """Extract frames.\n\n    Args: HH:MM:SS\n    """\n'
-    ),
-    "src/eval_bench.py": """
-for path in ["a", "b"]:
-    QUESTION_TEMPLATE = ("{Question}\\n" "Think hard.")
-    TYPE_TEMPLATE = {"multiple choice": " One letter.", "free-form": " Some text."}
-""",
-    "src_eval/eval_prompts.py": (
-        'QA_THINK = """Answer "[QUESTION]" from :[OPTION]."""\n'
-        'GROUND_TEMPLATE_THINK = """Find "[EVENT]"."""\n'
-        'CLS_QA_TEMPLATE = """[PROBLEM] Think."""\n'
-    ),
-    "src/vllm_inference/data/config.py": (
-        'DEFAULT_MCQ_PROMPT = {"default": "d", "r1": """Best option.\nQuestion: {}\n{}"""}\n'
-        'DEFAULT_TG_PROMPT = {"r1": """Find "{}" now."""}\n'
-    ),
-    "Conan-Eval/prompt_temp.py": (
-        'Prompt_temp_init_mc="""\nScore. Question: {question}\nOption: {options}\n"""\n'
-        'Prompt_temp_init_gen="""Answer with {type_fix}. Question: {question}"""\n'
-    ),
-}
 
 
 @pytest.fixture
@@ -162,50 +116,27 @@ def test_what_is_not_there_is_one_sentence(folder):
         read_piece("X = {'a': 'b'}", Piece("f", "python", "X", "z"))
 
 
-class _Quiet(SimpleHTTPRequestHandler):
-    asked: list[str] = []
-
-    def log_message(self, *words: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.asked.append(self.path)
-        super().do_GET()
-
-
 @pytest.fixture
 def raw(tmp_path, monkeypatch):
-    """A host of raw files at pinned commits."""
-    root = tmp_path / "raw"
-    for family in FAMILIES.values():
-        for file in family.files:
-            path = root / family.repository / family.commit / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(FILES[file], encoding="utf-8")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(_Quiet, directory=str(root)))
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
-    thread.start()
-    monkeypatch.setenv("PARAVT_RAW_URL", f"http://127.0.0.1:{server.server_port}")
-    _Quiet.asked.clear()
-    yield root
-    server.shutdown()
-    server.server_close()
+    with RawHost(tmp_path / "raw") as host:
+        monkeypatch.setenv("PARAVT_RAW_URL", host.url)
+        yield host
 
 
 def test_files_are_fetched_once_at_their_commit(raw, tmp_path):
     out = tmp_path / "prompts"
     paths = fetch_prompts(["sage", "longvt"], out)
     assert len(paths) == 4 and load("sage", out).texts["tool"]
-    assert all(family_of(name).commit in path for name, path in zip(["sage"], _Quiet.asked[:1], strict=True))
+    assert all(family_of(name).commit in path for name, path in zip(["sage"], raw.asked[:1], strict=True))
     record = json.loads((out / "sage" / "source.json").read_text())
     assert record["commit"] == family_of("sage").commit and len(record["sha256"]) == 2
-    asked = len(_Quiet.asked)
+    asked = len(raw.asked)
     fetch_prompts(["sage", "longvt"], out)
-    assert len(_Quiet.asked) == asked
+    assert len(raw.asked) == asked
     paths[0].write_text("changed", encoding="utf-8")
     fetch_prompts(["sage"], out)
-    assert len(_Quiet.asked) == asked + 1 and paths[0].read_text(encoding="utf-8") != "changed"
-    (raw / "allenai/SAGE" / family_of("sage").commit / "sage/prompts/sage/context_vlm.txt").unlink()
+    assert len(raw.asked) == asked + 1 and paths[0].read_text(encoding="utf-8") != "changed"
+    (raw.root / "allenai/SAGE" / family_of("sage").commit / "sage/prompts/sage/context_vlm.txt").unlink()
     with pytest.raises(UpstreamError, match="answers 404"):
         fetch_prompts(["sage"], tmp_path / "again", wait_s=0.0)
 
