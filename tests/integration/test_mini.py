@@ -88,7 +88,7 @@ def test_the_report_puts_the_splits_beside_the_published_table(run):
     assert "| ParaVT-8B | agentic | 62.1 | 69.4 | 60.4 | 39.8 | 65.0 | 68.6 | 50.1 |" in lines
     for name in ("base", "sft", "para_grpo"):
         assert any(line.startswith(f"| {name} | this run | ") for line in lines)
-        assert any(line.startswith(f"| {name} | charades | 4 | ") for line in lines)
+        assert any(line.startswith(f"| {name} | charades | ") for line in lines)
     assert "- base: 4 overview frames, published 64" in lines
 
 
