@@ -87,6 +87,10 @@ def test_a_stage_depends_on_the_code_it_runs(imports, name):
     assert not missing
 
 
+def test_every_stage_depends_on_the_locked_environment():
+    assert all("requirements/core.lock" in stage.deps for stage in definitions(ROOT).values())
+
+
 @pytest.mark.parametrize("name", STAGES)
 def test_what_a_stage_names_is_there(name):
     stage = definitions(ROOT)[name]
