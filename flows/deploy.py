@@ -4,7 +4,7 @@
     python -m flows.deploy --schedules on     the nightly evaluation and the weekly pipeline (off)
 
 A run whose heartbeats stop is called crashed (a self-hosted server does not do so by itself), and with
-PARAVT_NOTIFY_URL set (a webhook that takes JSON) a failed pipeline is told there.
+PARAVT_NOTIFY_URL set (a webhook that takes JSON) a failed pipeline or evaluation is told there.
 """
 
 from __future__ import annotations
@@ -34,11 +34,13 @@ from prefect.client.schemas.objects import StateType  # noqa: E402
 from prefect.events.actions import ChangeFlowRunState, SendNotification  # noqa: E402
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound  # noqa: E402
 
+from flows.evaluation import WORSE  # noqa: E402
+from flows.stage import REFUSED  # noqa: E402
 from stages.command import command, fail  # noqa: E402
 
 POOLS = {"cpu": None, "gpu": None}  # a limit per pool; that of a GPU machine is its worker's `--limit 1`
 SILENCE = timedelta(seconds=90)  # three heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30)
-ENDED = ("Completed", "Failed", "Cancelled", "Crashed", "Refused")
+ENDED = ("Completed", "Failed", "Cancelled", "Crashed", REFUSED, WORSE)
 ZOMBIES, FAILURES = "crash runs without a heartbeat", "tell about failed pipelines"
 NOTIFY_BLOCK = "paravt-failures"
 
@@ -72,7 +74,7 @@ def zombies() -> Automation:
 
 
 def failures(url: str) -> Automation:
-    """Tells a webhook about a pipeline that failed or crashed."""
+    """Tells a webhook about a pipeline or an evaluation that failed, crashed, or found a model worse."""
     block = CustomWebhookNotificationBlock(
         name="failures", url=url, method="POST", json_data={"subject": "{{subject}}", "text": "{{body}}"}
     )
@@ -80,16 +82,19 @@ def failures(url: str) -> Automation:
     return Automation(
         name=FAILURES,
         trigger=EventTrigger(
-            expect={"prefect.flow-run.Failed", "prefect.flow-run.Crashed"},
+            expect={f"prefect.flow-run.{state}" for state in ("Failed", "Crashed", WORSE)},
             match={"prefect.resource.id": ["prefect.flow-run.*"]},
-            match_related={"prefect.resource.name": ["pipeline"], "prefect.resource.role": "flow"},
+            match_related={
+                "prefect.resource.name": ["pipeline", "evaluation"],
+                "prefect.resource.role": "flow",
+            },
             posture=Posture.Reactive,
             threshold=1,
         ),
         actions=[
             SendNotification(
                 block_document_id=block_id,
-                subject="ParaVT pipeline {{ flow_run.name }}: {{ flow_run.state.name }}",
+                subject="ParaVT {{ flow.name }} {{ flow_run.name }}: {{ flow_run.state.name }}",
                 body="{{ flow_run.state.message }}",
             )
         ],

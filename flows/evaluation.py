@@ -23,9 +23,10 @@ from flows.clones import Clone, taken  # noqa: E402
 from flows.run_stage import run_module  # noqa: E402
 from flows.stage import stage_environment  # noqa: E402
 from stages.redact import redact  # noqa: E402
+from stages.registry import REFUSED  # noqa: E402
 
 SAID = "registered: "
-WORSE = 3  # the exit code of `python -m stages.registered`
+WORSE = "Worse"  # the state of a run that found the model worse than it was
 
 
 @flow(name="evaluation", persist_result=False, cache_result_in_memory=False)
@@ -56,10 +57,10 @@ def evaluation(
         code = run_module(words, clone.root, stage_environment(clone.root, "gpu", None), line, clone.held)
     said = next((text for text in reversed(lines) if text.startswith(SAID)), "it said nothing")
     said = redact(said.removeprefix(SAID))
-    if code not in (0, WORSE):
+    if code not in (0, REFUSED):
         raise RuntimeError(f"the evaluation ended with exit code {code}: {said}")
     create_markdown_artifact(f"# {alias}\n\n{said}\n", key="evaluation", description=f"{alias}, asked again")
-    return Failed(name="Worse", message=said) if code == WORSE else None
+    return Failed(name=WORSE, message=said) if code == REFUSED else None
 
 
 def _clear(clone: Clone) -> None:

@@ -7,13 +7,17 @@ EVIDENCE each time they run, and that wait or kill themselves where a test asks 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import json
 import os
 from pathlib import Path
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from typing import Any
 
@@ -70,14 +74,35 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@contextmanager
+def webhook(told: list[dict]) -> Iterator[str]:
+    """The address of a webhook that keeps the JSON that it is sent."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *words: object) -> None:
+            pass
+
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/hook"
+    server.shutdown()
+    server.server_close()
+
+
 @dataclass
 class World:
-    """The running stack, the origin of the miniature, and what tests do with them."""
+    """The running stack, the origin of the miniature, and what tests do with them; `told`: by its webhook."""
 
     stack: Stack
     origin: Path
     desk: Path
     evidence: Path
+    told: list[dict]
 
     def branch(self, name: str, salt: str) -> str:
         """A commit of its own on a branch of the origin; its id."""
@@ -163,11 +188,14 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     git(desk, "commit", "-q", "-m", "miniature")
     git(folder, "clone", "-q", "--bare", str(desk), str(origin))
     git(desk, "remote", "add", "origin", str(origin))
-    stack = Stack(folder / "home", str(origin), free_port(), free_port(), {"EVIDENCE": str(evidence)})
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
-    with running(stack), temporary_settings({PREFECT_API_URL: stack.environment["PREFECT_API_URL"]}):
-        yield World(stack, origin, desk, evidence)
+    told: list[dict] = []
+    with webhook(told) as url:
+        extra = {"EVIDENCE": str(evidence), "PARAVT_NOTIFY_URL": url}
+        stack = Stack(folder / "home", str(origin), free_port(), free_port(), extra)
+        with running(stack), temporary_settings({PREFECT_API_URL: stack.environment["PREFECT_API_URL"]}):
+            yield World(stack, origin, desk, evidence, told)
 
 
 def command(folder: Path, *words: str, **env: str) -> subprocess.CompletedProcess:

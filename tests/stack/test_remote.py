@@ -153,8 +153,11 @@ def test_two_pipelines_of_the_same_commit_share_their_stages(world: World):
 
 
 @pytest.mark.parametrize("ref", ["--upload-pack=touch", "../main", "no-such-branch"])
-def test_a_name_that_is_no_branch_is_refused(world: World, ref: str):
-    state = world.end(world.start(ref=ref))
+def test_a_name_that_is_no_branch_is_refused_and_somebody_is_told(world: World, ref: str):
+    run = world.start(ref=ref)
+    state = world.end(run)
+    note = world.until(lambda: next((note for note in world.told if run.name in note["subject"]), None))
+    assert note["subject"] == f"ParaVT pipeline {run.name}: Failed" and note["text"] in state.message
     assert state.is_failed() and ("is no name of a branch" in state.message or "no branch" in state.message)
 
 
