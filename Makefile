@@ -104,9 +104,9 @@ setup-browser: $(READY) ## playwright and, as root on Debian, Chromium
 test-browser: $(READY) ## the MLflow pages and the report, opened in a real browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
 
-screenshots: $(READY) ## the pictures of the README, from four arms at smoke
-	PARAVT_SCREENSHOTS=.scratch/screenshots OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser
-	mkdir -p docs/screenshots && cp .scratch/screenshots/chart.png .scratch/screenshots/trace.png docs/screenshots/
+screenshots: $(READY) ## the pictures in README and docs: four arms at smoke in MLflow, a run on workers in Prefect
+	PARAVT_SCREENSHOTS=.scratch/screenshots OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/browser tests/stack/test_pages.py
+	mkdir -p docs/screenshots && cd .scratch/screenshots && cp chart.png trace.png prefect-run.png ../../docs/screenshots/
 
 promote: $(READY) ## make models/para_grpo the champion, if it is better than the present one
 	@$(BIN)/python -m stages.registry promote
