@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 from pathlib import Path
 import sys
@@ -61,7 +62,7 @@ def distance(
             with torch.no_grad():
                 policy_logprobs, _ = token_logprobs(model, batch, 1.0)
             found.append((policy_logprobs - batch.engine_logprobs)[batch.loss_mask.bool()].double().cpu())
-    gaps = torch.cat(found)
+    gaps = torch.cat(found) if found else torch.full((1,), math.nan)
     return {"ratio": gaps.exp().mean().item(), "largest_gap": gaps.abs().max().item(), "tokens": len(gaps)}
 
 
@@ -111,7 +112,7 @@ def work(params: Params, layers: int, micro: bool, folder: Path) -> tuple[dict, 
                 "tokens_per_s": found["tokens"] / seconds,
             }
             result[f"weights_{version}"] = found
-            if abs(found["ratio"] - 1) > ALLOWED:
+            if not abs(found["ratio"] - 1) <= ALLOWED:  # so that NaN is a fault
                 faults.append(f"weights {version}: the mean ratio is {found['ratio']:.3f}")
             labels = {label for rollout in rollouts for label in rollout.weight_versions}
             if labels != {version}:

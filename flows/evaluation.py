@@ -25,7 +25,7 @@ from flows.stage import stage_environment  # noqa: E402
 from stages.redact import redact  # noqa: E402
 from stages.registry import REFUSED  # noqa: E402
 
-SAID = "registered: "
+SAID = ("registered: ", "evaluate@registered: ")
 WORSE = "Worse"  # the state of a run that found the model worse than it was
 
 
@@ -55,8 +55,9 @@ def evaluation(
 
         words = ["stages.registered", alias, *(["--registry", registry] if registry else [])]
         code = run_module(words, clone.root, stage_environment(clone.root, "gpu", None), line, clone.held)
-    said = next((text for text in reversed(lines) if text.startswith(SAID)), "it said nothing")
-    said = redact(said.removeprefix(SAID))
+    told = [text for text in lines if text.strip()]
+    said = next((text for text in reversed(told) if text.startswith(SAID)), told[-1] if told else "nothing")
+    said = redact(said.partition(": ")[2] if said.startswith(SAID) else said)
     if code not in (0, REFUSED):
         raise RuntimeError(f"the evaluation ended with exit code {code}: {said}")
     create_markdown_artifact(f"# {alias}\n\n{said}\n", key="evaluation", description=f"{alias}, asked again")

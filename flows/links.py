@@ -10,7 +10,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.urls import url_for
 
 from flows.plan import read_lock
-from stages.redact import redact
+from stages.redact import short
 from stages.tracking import Target
 from stages.tracking.links import makers
 
@@ -33,13 +33,13 @@ def show_runs(root: Path, pipeline_run: str | None) -> None:
         found = {"pipeline": pipeline_run} if pipeline_run else {}
         found |= {name: run.info.run_id for name, run in makers(target, read_lock(root)).items()}
         pages = {name: page for name, run in found.items() if (page := target.page(run))}
-    except Exception as error:  # worker boundary: tracking may be away, the pipeline is done all the same
-        log.warning("no links to MLflow: %s", redact(str(error).splitlines()[0]))
-        return
-    if pages:
+        if not pages:
+            return
         lines = "\n".join(f"| {name} | [{page}]({page}) |" for name, page in pages.items())
         create_markdown_artifact(
             f"| stage | MLflow run |\n| --- | --- |\n{lines}\n",
             key="mlflow",
             description="the runs in MLflow",
         )
+    except Exception as error:  # worker boundary: tracking may be away, the pipeline is done all the same
+        log.warning("no links to MLflow: %s", short(error))

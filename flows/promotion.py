@@ -14,8 +14,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+import os
 from pathlib import Path
 import sys
+from typing import TYPE_CHECKING
 
 from stages import environment
 
@@ -30,10 +32,13 @@ from flows.plan import read_lock  # noqa: E402
 from flows.run_stage import cause, run_dvc  # noqa: E402
 from stages import params as parameters  # noqa: E402
 from stages.candidate import START, RegistryError, candidate, tags_of  # noqa: E402
-from stages.command import command  # noqa: E402
+from stages.command import command, fail  # noqa: E402
 from stages.promotion import Decision  # noqa: E402
 from stages.redact import redact  # noqa: E402
 from stages.registry import REFUSED, Registry, Verdict, tracking_target  # noqa: E402
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
 
 PATIENCE_S = 24 * 3600
 
@@ -43,6 +48,7 @@ class Approval(RunInput):
 
     approve: bool
     reason: str = ""
+    who: str = ""
 
 
 @flow(name="paravt-promotion", persist_result=False)
@@ -80,10 +86,7 @@ def promotion(
             ),
             timeout=PATIENCE_S,
         )
-        approved = f"{decision.reason}; a person {'approved' if said.approve else 'declined'}"
-        decision = Decision(
-            said.approve, f"{approved}: {said.reason}" if said.reason else approved, decision.gain
-        )
+        decision = _answered(said, decision, models, version, champion)
     verdict = models.conclude(version, decision)
     done = verdict.champion == verdict.version
     logger.info(
@@ -94,6 +97,25 @@ def promotion(
         verdict.decision.reason,
     )
     return verdict
+
+
+def _answered(
+    said: Approval,
+    decision: Decision,
+    models: Registry,
+    version: ModelVersion,
+    champion: ModelVersion | None,
+) -> Decision:
+    """What the person decided, on the figures against the champion of now: it may be another by now."""
+    now = models.get("champion")
+    if said.approve and (now and now.version) != (champion and champion.version):
+        decision = models.compare(version)
+        if not decision.better:
+            return Decision(
+                False, f"the champion is another since it was asked: {decision.reason}", decision.gain
+            )
+    words = f"{decision.reason}; {said.who or 'a person'} {'approved' if said.approve else 'declined'}"
+    return Decision(said.approve, f"{words}: {said.reason}" if said.reason else words, decision.gain)
 
 
 @contextmanager
@@ -124,6 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ask", action="store_true", help="a candidate that is better waits for a person")
     options = parser.parse_args(arguments)
     with command("promotion"):
+        if options.ask and not os.environ.get("PREFECT_API_URL"):
+            fail("promotion", "--ask needs a Prefect server with pages; set PREFECT_API_URL", 2)
         verdict = promotion(str(Path.cwd()), options.name, options.ask)
     return 0 if verdict.champion == verdict.version else REFUSED
 

@@ -21,6 +21,7 @@ from flows.run_stage import run_dvc, stop_all
 from stages import environment
 from stages import params as parameters
 from stages.command import command, fail
+from stages.redact import short
 from stages.tracking import StageReporter, Stopped, Target, links, pipeline_run, settle
 from stages.tracking.lifeline import lifeline
 
@@ -51,7 +52,7 @@ def record_stages(reporter: StageReporter, plan: Plan, root: Path) -> None:
     try:
         reporter.tags(makers(root, Target(root)))
     except Exception as error:  # worker boundary: tracking may be away, the pipeline is done all the same
-        log.warning("the runs behind the stages could not be looked up (%s)", str(error).splitlines()[0])
+        log.warning("the runs behind the stages could not be looked up (%s)", short(error))
     ran = [step.node.name for step in plan.steps if step.action == "run"]
     reporter.tags({"stages.planned": ", ".join(ran)})
 
@@ -67,7 +68,7 @@ def close_killed(root: Path) -> None:
     try:
         settle(root)
     except Exception as error:  # worker boundary: tracking may be away; the next start closes them
-        log.warning("runs of killed stages stay open for now (%s)", str(error).splitlines()[0])
+        log.warning("runs of killed stages stay open for now (%s)", short(error))
 
 
 def summary(root: Path, seconds: float) -> str:

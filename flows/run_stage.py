@@ -143,7 +143,11 @@ def run_dvc(
     held: Sequence[int] = (),
 ) -> int:
     """Run a DVC command under the supervisor; its exit code. Without `line` it writes to this terminal."""
-    return run_module(["dvc", *words], root, environment, line, held)
+    env = dict(os.environ) | dict(environment or {})
+    # the stage's `python` is the one that runs us, on whatever PATH we were started, or that of its pool
+    python = Path(env.pop(STAGE_PYTHON, sys.executable))
+    env["PATH"] = f"{python.parent}{os.pathsep}{env.get('PATH', '')}"
+    return _supervised([sys.executable, "-m", "dvc", *words], root, env, line, held)
 
 
 def run_module(
@@ -153,16 +157,24 @@ def run_module(
     line: Callable[[str], None] | None = None,
     held: Sequence[int] = (),
 ) -> int:
-    """`python -m WORDS` under the supervisor, as `run_dvc`."""
+    """`python -m WORDS` under the supervisor, as `run_dvc`, by the interpreter of the pool's stages."""
     env = dict(os.environ) | dict(environment or {})
-    # the stage's `python` is the one that runs us, on whatever PATH we were started, or that of its pool
-    python = Path(env.pop(STAGE_PYTHON, sys.executable))
+    python = Path(env.get(STAGE_PYTHON, sys.executable))
     env["PATH"] = f"{python.parent}{os.pathsep}{env.get('PATH', '')}"
-    env[SUPERVISOR] = str(os.getpid())
+    return _supervised([str(python), "-m", *words], root, env, line, held)
+
+
+def _supervised(
+    words: Sequence[str],
+    root: Path,
+    env: Mapping[str, str],
+    line: Callable[[str], None] | None,
+    held: Sequence[int],
+) -> int:
     process = subprocess.Popen(
-        [sys.executable, "-S", str(SUPERVISE), str(GRACE_S), sys.executable, "-m", *words],
+        [sys.executable, "-S", str(SUPERVISE), str(GRACE_S), *words],
         cwd=root,
-        env=env,
+        env=dict(env) | {SUPERVISOR: str(os.getpid())},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if line else None,
         stderr=subprocess.STDOUT if line else None,

@@ -417,6 +417,11 @@ class Params(Group):
                 "sft.source is hub, but data.hub.sft_model names no checkpoint; write its repository and "
                 "revision, or sft.source traces"
             )
+        if self.episode.mode.startswith(UPSTREAM):
+            raise ValueError(
+                f"episode.mode is {self.episode.mode}, but stages train and ask in our own words; write "
+                "evaluate.benchmark_mode for the published splits"
+            )
         asked = self.evaluate.benchmark_mode or ""
         brought = self.data.hub.prompts if self.data.hub else []
         if asked.startswith(UPSTREAM) and asked.removeprefix(UPSTREAM) not in brought:

@@ -26,9 +26,12 @@ TABLES, VERDICTS = Path("data/hub"), Path(".scratch/judge")
 
 
 def evaluate_published(
-    params: Params, model: Path, home: Path, reporter: Reporter
+    params: Params, model: Path, home: Path, reporter: Reporter, installed: str
 ) -> dict[str, tuple[list[Result], dict[str, Any]]]:
-    """Results and figures of each of evaluate.benchmarks; all files are in `home`."""
+    """Results and figures of each of evaluate.benchmarks; all files are in `home`.
+
+    `installed` names the environment, which shapes answers too.
+    """
     from paravt.engines.limits import PromptLimits
     from paravt.model import load_encoder
 
@@ -37,7 +40,9 @@ def evaluate_published(
     upstream = load_prompt(mode, TABLES / PROMPTS) if mode.startswith(UPSTREAM) else None
     changes = {"mode": mode} if upstream is None else upstream.family.episode
     episode = params.episode.model_copy(update=changes | {"temperature": 0.0})
-    weights, code = folder_hash(model), code_version()
+    weights, code = folder_hash(model), f"{code_version()}-{installed}"
+    for path in home.glob("*.json*"):  # of other weights or other splits; the answers lie below
+        path.unlink()
     engine = f"{params.engine.name} {getattr(params.engine, 'dtype', '')}".strip()
     scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
     judge = judge_of(scoring, VERDICTS)

@@ -21,7 +21,8 @@ from stages.redact import redact
 from stages.tracking import git
 
 START = {"para_grpo": "sft", "sft": "base", "base": None}  # what a model was trained from
-QUESTIONS = "data/prepared/eval.jsonl"
+PREPARED = "data/prepared"
+QUESTIONS = f"{PREPARED}/eval.jsonl"
 RESULTS = "results.jsonl"
 
 
@@ -59,10 +60,25 @@ def candidate(root: Path, name: str) -> Candidate:
     made = {out["path"]: out["md5"] for stage in lock.values() for out in stage.get("outs", [])}
     if hashes.get(path) != made.get(path):
         raise RegistryError(f"reports/evaluate/{name} is of another {path}; run `dvc repro evaluate@{name}`")
+    prepared = hashes.get(PREPARED)
+    if prepared != dvc_hash(root / PREPARED):
+        raise RegistryError(
+            f"reports/evaluate/{name} answered other questions than {PREPARED} holds; run `dvc repro "
+            f"evaluate@{name}`, or `dvc pull {PREPARED}` if another machine made it"
+        )
     questions = dvc_hash(root / QUESTIONS)
     if questions is None:
         raise RegistryError(f"{QUESTIONS} is missing; run `dvc pull data/prepared` or `make repro`")
     known = f"evaluate@{start}" in lock if start else False
+    if known:
+        theirs = {dep["path"]: dep["md5"] for dep in lock[f"evaluate@{start}"].get("deps", [])}
+        trained_from = {dep["path"]: dep["md5"] for dep in lock.get(name, {}).get("deps", [])}
+        other = trained_from.get(f"models/{start}") not in (None, theirs.get(f"models/{start}"))
+        if other or theirs.get(PREPARED) != prepared:
+            raise RegistryError(
+                f"reports/evaluate/{start} is of another models/{start} or of other questions; run "
+                f"`dvc repro evaluate@{start}`"
+            )
     return Candidate(
         name,
         path,

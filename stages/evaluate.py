@@ -32,11 +32,13 @@ from paravt.rollout import Sample
 from stages import params as parameters
 from stages.benchmarks import VERDICTS, copy_results, evaluate_published
 from stages.command import command, fail
+from stages.definition import dvc_hash
 from stages.headline import COLUMNS, TABLE, headline, table
 from stages.outputs import write_json
 from stages.tracking import StageReporter, stage_run
 
 NAMES = ("base", "sft", "para_grpo")
+LOCK = Path("requirements/core.lock")
 PREPARED, REPORTS, SCRATCH = Path("data/prepared"), Path("reports/evaluate"), Path(".scratch/evaluate")
 
 
@@ -53,7 +55,7 @@ def evaluate(
 
     weights, kept = folder_hash(model), ResultStore(store)
     # engines draw other samples from the same distribution: an answer is kept for the one that gave it
-    code = f"{code_version()}-{params.engine.name}-{getattr(params.engine, 'dtype', '')}"
+    code = f"{code_version()}-{params.engine.name}-{getattr(params.engine, 'dtype', '')}-{installed()}"
     # Arms train on different format rewards; they are judged by one.
     scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
     judge = judge_of(scoring, VERDICTS)
@@ -67,6 +69,11 @@ def evaluate(
             ask = agent_ask(engine, encoder, asking)
             results += run(benchmark, asked, budget, asking, ask, kept, reporter, judge=judge)
     return results
+
+
+def installed() -> str:
+    """The hash of the locked environment: other libraries may answer otherwise."""
+    return dvc_hash(LOCK) or "unlocked"
 
 
 def plan(params: Params, samples: Sequence[Sample]) -> list[tuple[float, int, list[Sample]]]:
@@ -200,7 +207,7 @@ def _published(name: str, model: Path, params: Params, reporter: StageReporter) 
     if not params.evaluate.benchmarks:
         return None
     home = SCRATCH / f"{name}-benchmarks"
-    found = evaluate_published(params, model, home, reporter)
+    found = evaluate_published(params, model, home, reporter, installed())
     for benchmark, (results, figures) in found.items():
         score = figures["headline"]["strict"]
         if score is not None:

@@ -40,11 +40,14 @@ def decide(candidate: Sequence[Result], standing: Sequence[Result]) -> Decision:
     return Decision(True, f"better beyond noise: {words}", gain)
 
 
-def stands(now: Sequence[Result], then: Sequence[Result]) -> tuple[bool, str]:
-    """Whether a model that is asked again does as well as it did: (False if worse beyond noise, why)."""
+def stands(now: Sequence[Result], then: Sequence[Result]) -> tuple[bool | None, str]:
+    """Whether a model that is asked again does as well as it did: (False if worse beyond noise, why).
+
+    None if nothing can be compared.
+    """
     gain, words = _compared(now, then)
     if gain is None:
-        return False, words
+        return None, words
     if gain.clear and gain.mean < 0:
         return False, f"worse beyond noise than it was: {words}"
     lost = _compliance_lost(now, then)

@@ -14,11 +14,14 @@ import re
 import sys
 from typing import Any, TextIO
 
-SECRET_NAME = re.compile(r"TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL", re.IGNORECASE)
+SECRET_NAME = re.compile(
+    r"TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|(?:^|_)KEY$", re.IGNORECASE
+)
 IN_URL = re.compile(r"(?<=://)[^/\s@\"']+(?=@)")
 KNOWN_FORMS = re.compile(r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,})\b")
 SHORTEST = 6  # below that a value is a word, and hiding it would spoil the text
 STARS = "***"
+LINE = 200  # of an error in one line
 
 
 def secrets() -> list[str]:
@@ -38,6 +41,11 @@ def redact(text: str) -> str:
     for value in secrets():
         text = text.replace(value, STARS)
     return KNOWN_FORMS.sub(STARS, IN_URL.sub(STARS, text))
+
+
+def short(error: BaseException) -> str:
+    """The first line of what an error says, without secrets; its kind if it says nothing."""
+    return next(iter(redact(str(error)).splitlines()), "")[:LINE] or type(error).__name__
 
 
 def redact_all(value: Any) -> Any:

@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 
 from paravt import benchmarks
 from paravt.config import Params
+from paravt.weights import REFERENCE, referenced
+from stages import media
 from stages import params as parameters
 from stages.candidate import RESULTS, RegistryError, fetch
 from stages.command import command
 from stages.definition import dvc_hash
-from stages.evaluate import evaluate_into
+from stages.evaluate import SCRATCH, evaluate_into
 from stages.promotion import stands
 from stages.registry import CANDIDATE, CHAMPION, INPUT, REFUSED, Registry, tracking_target
 from stages.tracking import StageReporter, stage_run
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 MODEL, REPORT = Path("models/registered"), Path("reports/registered")
+NAME = "registered"
 RUN_ID_S = 30.0
 
 
@@ -72,13 +75,22 @@ def evaluate_registered(
 ) -> tuple[bool, str]:
     """(False if it is worse beyond noise than when it was registered, that comparison in a sentence)."""
     bring(version, root)
+    if (root / MODEL / REFERENCE).is_file():
+        media.ensure(referenced(root / MODEL))
     reporter.tags({"registered.model": registry.name, "registered.version": version.version})
     needles = benchmarks.get("needles")
-    now = evaluate_into(REPORT, "registered", MODEL, needles, params, reporter)
+    # published splits are no part of what it was registered with
+    config = params.evaluate.model_copy(update={"benchmarks": []})
+    now = evaluate_into(
+        REPORT, NAME, MODEL, needles, params.model_copy(update={"evaluate": config}), reporter
+    )
     good, words = stands(now, registry.results(version, RESULTS) or [])
+    if good is None:
+        raise RegistryError(f"version {version.version}: {words}; register it again with these settings")
     run = reporter.run_id(RUN_ID_S)
-    registry.tag(version.version, "evaluation", {"reason": words, **({"run": run} if run else {})})
+    registry.tag(version.version, "evaluation", {"reason": words, "run": run or ""})
     reporter.tags({"evaluation.reason": words})
+    (SCRATCH / f"{NAME}.jsonl").unlink(missing_ok=True)  # the next evaluation asks again
     return good, words
 
 

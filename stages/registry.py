@@ -34,7 +34,7 @@ from stages.candidate import RESULTS, START, Candidate, RegistryError, candidate
 from stages.command import command
 from stages.headline import headline
 from stages.promotion import Decision, decide
-from stages.redact import redact
+from stages.redact import redact, short
 from stages.tracking import Target, user
 from stages.tracking.links import maker
 
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 CANDIDATE, CHAMPION = "candidate", "champion"
 START_RESULTS = "start.jsonl"
 INPUT = "dvc.in."  # begins the tags of the data that a version's evaluation read
+DECISION, ROLLED_BACK = "promotion.decision", "rolled back"
 REFUSED = 3
 
 
@@ -85,6 +86,8 @@ class Registry:
         for version in self.client.search_model_versions(f"name = '{self.name}'"):
             same = {"dvc.hash": new.dvc_hash, "results": evidence}
             if same.items() <= version.tags.items():
+                for path, value in new.inputs.items():  # a version of before they were kept
+                    self.client.set_model_version_tag(self.name, version.version, f"{INPUT}{path}", value)
                 break
         else:
             tags = {"dvc.path": new.path, "dvc.hash": new.dvc_hash, "questions.md5": new.questions}
@@ -149,7 +152,7 @@ class Registry:
     def compare(self, version: ModelVersion) -> Decision:
         """The version against the champion; without a champion, against what it was trained from."""
         champion = self.get(CHAMPION)
-        if version.tags.get("promotion.decision") == "rolled back":
+        if version.tags.get(DECISION) == ROLLED_BACK:
             return Decision(
                 False, f"version {version.version} was rolled back: {version.tags['promotion.reason']}"
             )
@@ -162,14 +165,24 @@ class Registry:
             return Decision(found.better, f"{found.reason} ({version.tags['trained.from']})", found.gain)
         if champion.version == version.version:
             return Decision(True, version.tags.get("promotion.reason", "it is the champion"))
-        if champion.tags.get("questions.md5") != version.tags.get("questions.md5"):
+        asked = self._asked(champion, version.tags.get("questions.md5"))
+        if asked is None:
             return Decision(
                 False,
                 f"the champion, version {champion.version}, answered other questions; evaluate it on these "
                 "and register it again",
             )
-        found = decide(mine, self.results(champion, RESULTS) or [])
+        found = decide(mine, self.results(asked, RESULTS) or [])
         return Decision(found.better, f"{found.reason} (version {champion.version})", found.gain)
+
+    def _asked(self, champion: ModelVersion, questions: str | None) -> ModelVersion | None:
+        """The version with the champion's weights that answered these questions, itself if it did."""
+        versions = self.client.search_model_versions(f"name = '{self.name}'")
+        for version in [champion, *versions]:
+            wanted = {"dvc.hash": champion.tags["dvc.hash"], "questions.md5": questions}
+            if wanted.items() <= version.tags.items():
+                return version
+        return None
 
     def results(self, version: ModelVersion, name: str) -> list[Result] | None:
         """The results that were kept with a version; None if it has no file of that name."""
@@ -188,6 +201,8 @@ class Registry:
         if before == number:
             return Verdict(number, decision, before)
         take = decision.better or forced
+        if not take and version.tags.get(DECISION) == ROLLED_BACK:
+            return Verdict(number, decision, before)  # it says so for good
         state = ("promoted by a person" if forced else "promoted") if take else "refused"
         tags = {
             "decision": state,
@@ -198,7 +213,9 @@ class Registry:
         if take:
             self.tag(number, "promotion", {"before": before or ""})
             self.client.set_registered_model_alias(self.name, CHAMPION, number)
-            self.client.delete_registered_model_alias(self.name, CANDIDATE)
+            standing = self.get(CANDIDATE)
+            if standing is not None and str(standing.version) == number:
+                self.client.delete_registered_model_alias(self.name, CANDIDATE)
         return Verdict(number, decision, number if take else before)
 
     def rollback(self, reason: str) -> tuple[str, str]:
@@ -211,7 +228,7 @@ class Registry:
             raise RegistryError(
                 f"version {champion.version} of {self.name} is its first champion; none was before"
             )
-        self.tag(champion.version, "promotion", {"decision": "rolled back", "reason": reason})
+        self.tag(champion.version, "promotion", {"decision": ROLLED_BACK, "reason": reason})
         self.client.set_registered_model_alias(self.name, CHAMPION, before)
         return str(champion.version), before
 
@@ -311,7 +328,7 @@ def tracking_target(root: Path) -> Target:
     try:
         _ = target.experiment
     except MlflowException as error:
-        first = redact(str(error)).splitlines()[0]
+        first = short(error)
         raise RegistryError(f"tracking at {redact(target.uri)} does not answer ({first})") from None
     return target
 

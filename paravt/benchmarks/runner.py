@@ -46,6 +46,7 @@ SHAPING = (
     "engines",
     "reading",
     "agent.py",
+    "benchmarks/runner.py",
     "chat.py",
     "conversation.py",
     "data/media.py",

@@ -47,6 +47,8 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, Asking, OpenEngine, dict
         options.force_think = False
     upstream = _upstream(options)
     visual, episode, budget = settings(options)
+    if upstream is None and episode.mode.startswith(UPSTREAM):
+        raise UsageError(f"episode.mode is {episode.mode}; a baseline's prompt is chosen by --mode")
     reward = RewardConfig(open_ended="f1" if options.open_ended == "leave_out" else options.open_ended)
     judge = _judge(options, reward)
     besides = {} if judge is None else {"judge": judge.identity}
@@ -166,5 +168,7 @@ def _place(options: argparse.Namespace, visual: VisualConfig, names: Sequence[st
     )
     if "videomme_wsub" not in names:
         return place
+    if options.endpoint and not options.tokenizer:
+        raise UsageError("subtitles are counted in the model's tokens: give --tokenizer, a folder with it")
     tokenizer = _text_encoder(options, visual).tokenizer
     return replace(place, count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)))

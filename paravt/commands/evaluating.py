@@ -49,7 +49,8 @@ def evaluate(options: argparse.Namespace) -> int:
         print(f"results in {plan.out}", file=sys.stderr)
     else:
         print(
-            f"part {plan.part[0] + 1} of {plan.part[1]} is in {plan.answers}; when all are, leave out --part"
+            f"part {plan.part[0] + 1} of {plan.part[1]} is in {plan.answers}; when all are, leave out --part",
+            file=sys.stderr,
         )
     results = [result for results, _ in found.values() for result in results]
     share = error_share(results)

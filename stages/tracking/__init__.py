@@ -37,6 +37,7 @@ from pydantic import BaseModel
 from paravt.config import Params
 from stages.definition import Definition, definitions, dvc_hash, fingerprint, hash_all
 from stages.params import PARAMS_FILE, ROOT, canonical, digest, read_yaml
+from stages.redact import short
 from stages.scratch import Scratch
 from stages.tracking.journal import Busy, Journal
 from stages.tracking.lifeline import Stopped, lifeline
@@ -145,7 +146,7 @@ def _conclude(reporter: StageReporter, root: Path, run_id: str | None) -> None:
         evaluated = maker(target, outs[0]["path"], outs[0]["md5"]) if outs else None
         reporter.summary(pipeline_figures(target, run_id, evaluated))
     except Exception as error:  # worker boundary: tracking may be away, the pipeline is done all the same
-        log.warning("the figures of the stages could not be looked up (%s)", str(error).splitlines()[0])
+        log.warning("the figures of the stages could not be looked up (%s)", short(error))
 
 
 @contextmanager

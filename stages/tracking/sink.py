@@ -16,7 +16,7 @@ import threading
 from typing import Any
 from urllib.parse import urlsplit
 
-from stages.redact import redact
+from stages.redact import redact, short
 from stages.tracking.events import apply
 from stages.tracking.journal import Journal, abandoned
 
@@ -114,7 +114,7 @@ def drain(journal: Journal, target: Target) -> None:
             if event["kind"] == "start" or error.error_code not in REFUSALS or BUSY.search(str(error)):
                 raise
             # a later try would be refused as well, and must not keep back what follows
-            log.warning("tracking refused %s: %s", event["kind"], _short(error))
+            log.warning("tracking refused %s: %s", event["kind"], short(error))
         state["offset"] = offset
         journal.mark_sent(state)
 
@@ -188,11 +188,11 @@ class Sender:
                     log.warning(
                         "tracking at %s does not answer (%s); metrics are kept in %s and sent later",
                         redact(target.uri if target else tracking_uri(self._root)),
-                        _short(error),
+                        short(error),
                         self._journal.folder,
                     )
                 failures += 1
-                self.error = _short(error)
+                self.error = short(error)
             if stopping:
                 self._done.set()
                 return
@@ -201,10 +201,6 @@ class Sender:
             else:
                 self._news.wait(5.0)
                 self._stop.wait(0.2)  # let a few events gather
-
-
-def _short(error: Exception) -> str:
-    return redact(str(error)).splitlines()[0][:200] if str(error) else type(error).__name__
 
 
 def _joined(journal: Journal, offset: int) -> Iterator[tuple[dict[str, Any], int]]:

@@ -219,3 +219,5 @@ def test_a_baselines_prompt_must_be_brought():
     assert check(compose([*mini, "data.hub.prompts=[sage]"])).evaluate.benchmark_mode == "upstream:sage"
     with pytest.raises(ParamsError, match="benchmark_mode"):
         check(compose(["evaluate.benchmark_mode=nonsense"]))
+    with pytest.raises(ParamsError, match="write evaluate.benchmark_mode for the published splits"):
+        check(compose(["episode.mode=upstream:sage"]))

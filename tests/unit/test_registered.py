@@ -30,9 +30,8 @@ def champion(checkout: Path):
     (checkout / "data/needles/eval.jsonl").write_text("needles\n")
     lock = json.loads((checkout / "dvc.lock").read_text())
     paths = ("data/needles", "data/prepared")
-    lock["stages"]["evaluate@para_grpo"]["deps"] += [
-        {"path": path, "md5": dvc_hash(checkout / path)} for path in paths
-    ]
+    needles = {"path": paths[0], "md5": dvc_hash(checkout / paths[0])}
+    lock["stages"]["evaluate@para_grpo"]["deps"].append(needles)
     (checkout / "dvc.lock").write_text(json.dumps(lock))
     registry = make(checkout)
     assert promote(registry, candidate(checkout, "para_grpo"), {}).champion == "1"

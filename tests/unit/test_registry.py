@@ -12,7 +12,7 @@ import pytest
 
 from paravt.benchmarks.results import Result, write_results
 from stages import registry as command
-from stages.candidate import RegistryError, candidate
+from stages.candidate import START, RegistryError, candidate
 from stages.definition import dvc_hash
 from stages.params import compose, dump
 from stages.promotion import decide, stands
@@ -81,7 +81,7 @@ def test_a_model_that_is_asked_again_stands_unless_it_is_worse_beyond_noise():
     good, words = stands(results(30, compliant=20), results(30))
     assert not good and words.startswith("worse in format compliance, temperature 1, -0.667 [")
     assert stands([], results(30)) == (
-        False,
+        None,
         "no question and frame budget in common, so nothing can be compared",
     )
 
@@ -105,9 +105,11 @@ def trained(root: Path, weights: str, **right: int) -> None:
         (model / "model.safetensors").write_text(f"{name} {weights}")
         write_results(report / "results.jsonl", results(count))
         model_out = {"path": f"models/{name}", "md5": dvc_hash(model)}
-        lock[name] = {"cmd": name, "outs": [model_out]}
+        start = lock.get(START[name], {}).get("outs", [])  # what it was trained from
+        lock[name] = {"cmd": name, "deps": start, "outs": [model_out]}
         report_out = {"path": f"reports/evaluate/{name}", "md5": dvc_hash(report)}
-        lock[f"evaluate@{name}"] = {"cmd": name, "deps": [model_out], "outs": [report_out]}
+        asked = {"path": "data/prepared", "md5": dvc_hash(root / "data/prepared")}
+        lock[f"evaluate@{name}"] = {"cmd": name, "deps": [model_out, asked], "outs": [report_out]}
     (root / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": lock}))
 
 
@@ -160,8 +162,9 @@ def test_from_the_first_champion_to_a_rollback(checkout, capsys):
     with pytest.raises(RegistryError, match="its first champion"):
         registry.rollback("once more")
     # what was rolled back does not come back by its old figures
-    assert command.main(["promote"]) == command.REFUSED
-    assert "was rolled back: slow on long videos" in capsys.readouterr().out
+    for _ in range(2):
+        assert command.main(["promote"]) == command.REFUSED
+        assert "was rolled back: slow on long videos" in capsys.readouterr().out
     assert command.main(["show"]) == 0
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) == 3 and shown[2].startswith(
@@ -185,6 +188,63 @@ def test_other_questions_are_not_compared(checkout):
     trained(checkout, "two", sft=30, para_grpo=60)
     verdict = promote(registry, candidate(checkout, "para_grpo"), {})
     assert "answered other questions" in verdict.decision.reason and verdict.champion == "1"
+    # the champion's weights answer the new questions, too: now they can be compared
+    trained(checkout, "one", sft=30, para_grpo=40)
+    assert promote(registry, candidate(checkout, "para_grpo"), {}).champion == "1"
+    trained(checkout, "two", sft=30, para_grpo=60)
+    verdict = promote(registry, candidate(checkout, "para_grpo"), {})
+    assert "greedy accuracy 1.000 against 0.667" in verdict.decision.reason and verdict.champion == "2"
+
+
+def test_results_and_starts_of_other_questions_are_refused(checkout):
+    trained(checkout, "one", sft=30, para_grpo=45)
+    lock = json.loads((checkout / "dvc.lock").read_text())
+    for stage, words in (
+        ("evaluate@para_grpo", "reports/evaluate/para_grpo answered other questions than data/prepared"),
+        ("evaluate@sft", "reports/evaluate/sft is of another models/sft or of other questions"),
+    ):
+        changed = json.loads(json.dumps(lock))
+        changed["stages"][stage]["deps"][1]["md5"] = "0" * 32 + ".dir"
+        (checkout / "dvc.lock").write_text(json.dumps(changed))
+        with pytest.raises(RegistryError, match=words):
+            candidate(checkout, "para_grpo")
+    changed = json.loads(json.dumps(lock))
+    changed["stages"]["para_grpo"]["deps"][0]["md5"] = "0" * 32 + ".dir"  # trained from another SFT
+    (checkout / "dvc.lock").write_text(json.dumps(changed))
+    with pytest.raises(RegistryError, match="is of another models/sft"):
+        candidate(checkout, "para_grpo")
+
+
+def test_an_approval_holds_for_the_champion_that_it_was_asked_about(checkout):
+    from flows.promotion import Approval, _answered
+
+    registry = make(checkout)
+    for weights, right in (("one", 20), ("two", 45), ("three", 60)):
+        trained(checkout, weights, sft=10, para_grpo=right)
+        if weights == "two":  # waits for a person, while the third becomes champion
+            version = registry.register(candidate(checkout, "para_grpo"), {})
+            before, asked = registry.get(CHAMPION), registry.compare(version)
+        else:
+            assert promote(registry, candidate(checkout, "para_grpo"), {}).decision.better
+    yes = Approval(approve=True, reason="looks good", who="Ada")
+    assert asked.better
+    found = _answered(yes, asked, registry, version, before)
+    assert not found.better and found.reason.startswith(
+        "the champion is another since it was asked: not better"
+    )
+    found = _answered(yes, asked, registry, version, registry.get(CHAMPION))
+    assert found.better and found.reason.endswith("; Ada approved: looks good")
+
+
+def test_another_candidate_keeps_its_alias(checkout):
+    registry = make(checkout)
+    trained(checkout, "one", sft=30, para_grpo=45)
+    first = registry.register(candidate(checkout, "para_grpo"), {})
+    decision = registry.compare(first)
+    trained(checkout, "two", sft=30, para_grpo=44)
+    registry.register(candidate(checkout, "para_grpo"), {})
+    registry.conclude(first, decision)
+    assert aliases(registry) == {CHAMPION: 1, CANDIDATE: 2}
 
 
 def test_the_base_has_nothing_to_be_compared_with(checkout, capsys):

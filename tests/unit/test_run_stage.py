@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flows.run_stage import StageFailed, run_dvc, run_stage, stop
+from flows.run_stage import STAGE_PYTHON, StageFailed, run_dvc, run_module, run_stage, stop
 
 DVC_YAML = """
 stages:
@@ -97,3 +97,12 @@ def test_stop_reaches_the_children_of_a_command_and_kills_what_does_not_listen(t
 
 def test_a_command_without_a_project_ends_with_dvcs_exit_code(tmp_path: Path):
     assert run_dvc(["status"], tmp_path, {"DVC_NO_ANALYTICS": "1"}, lambda text: None) != 0
+
+
+def test_a_module_runs_by_the_interpreter_of_its_pool(tmp_path):
+    python = tmp_path / "python"
+    python.symlink_to(sys.executable)
+    (tmp_path / "who.py").write_text(f"import os, sys\nprint(sys.executable, os.environ[{STAGE_PYTHON!r}])\n")
+    said: list[str] = []
+    assert run_module(["who"], tmp_path, {STAGE_PYTHON: str(python)}, said.append) == 0
+    assert said == [f"{python} {python}"]  # what it starts in turn finds the same

@@ -12,7 +12,7 @@ import pytest
 from paravt.benchmarks.results import Result
 from stages.headline import COLUMNS, TABLE, headline, table
 from stages.params import compose, dump
-from stages.redact import cover, redact, secrets
+from stages.redact import cover, redact, secrets, short
 from stages.tracking import Target, pipeline_run, stage_run
 from stages.tracking.cost import cost
 from stages.tracking.links import maker, makers
@@ -231,3 +231,16 @@ def test_switches_and_numbers_are_no_secrets(monkeypatch):
     monkeypatch.setenv("MAX_TOKENS", "1000000")
     assert redact("false positives of 1000000") == "false positives of 1000000"
     assert redact("hf_" + "a1B2" * 8) == "***"
+
+
+def test_the_projects_own_keys_are_secrets(monkeypatch):
+    for number, name in enumerate(("PARAVT_JUDGE_KEY", "PARAVT_ENDPOINT_KEY", "PARAVT_VLLM_API_KEY")):
+        monkeypatch.setenv(name, f"opensesame{number}")
+    assert redact("a opensesame0 b opensesame1 c opensesame2") == "a *** b *** c ***"
+    monkeypatch.setenv("KEYBOARD", "opensesame9")
+    assert redact("opensesame9") == "opensesame9"
+
+
+def test_an_error_in_one_line():
+    assert short(ValueError("first\nsecond")) == "first"
+    assert short(TimeoutError()) == "TimeoutError"
