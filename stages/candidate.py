@@ -54,9 +54,8 @@ def candidate(root: Path, name: str) -> Candidate:
     lock_file = root / "dvc.lock"
     lock = read_yaml(lock_file).get("stages", {}) if lock_file.exists() else {}
     results, start = _evaluation(root, lock, name), START.get(name)
-    entry = lock[f"evaluate@{name}"]
     path = f"models/{name}"
-    hashes = {dep["path"]: dep["md5"] for dep in entry.get("deps", [])}
+    hashes = _read_by(lock, f"evaluate@{name}")
     made = {out["path"]: out["md5"] for stage in lock.values() for out in stage.get("outs", [])}
     if hashes.get(path) != made.get(path):
         raise RegistryError(f"reports/evaluate/{name} is of another {path}; run `dvc repro evaluate@{name}`")
@@ -71,8 +70,7 @@ def candidate(root: Path, name: str) -> Candidate:
         raise RegistryError(f"{QUESTIONS} is missing; run `dvc pull data/prepared` or `make repro`")
     known = f"evaluate@{start}" in lock if start else False
     if known:
-        theirs = {dep["path"]: dep["md5"] for dep in lock[f"evaluate@{start}"].get("deps", [])}
-        trained_from = {dep["path"]: dep["md5"] for dep in lock.get(name, {}).get("deps", [])}
+        theirs, trained_from = _read_by(lock, f"evaluate@{start}"), _read_by(lock, name)
         other = trained_from.get(f"models/{start}") not in (None, theirs.get(f"models/{start}"))
         if other or theirs.get(PREPARED) != prepared:
             raise RegistryError(
@@ -88,6 +86,11 @@ def candidate(root: Path, name: str) -> Candidate:
         _evaluation(root, lock, start) if known else None,
         {where: value for where, value in hashes.items() if where.startswith("data/")},
     )
+
+
+def _read_by(lock: Mapping[str, Any], stage: str) -> dict[str, str]:
+    """What a stage read, as DVC hash by path."""
+    return {dep["path"]: dep["md5"] for dep in lock.get(stage, {}).get("deps", [])}
 
 
 def _evaluation(root: Path, lock: Mapping[str, Any], name: str) -> Path:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from paravt.config import AnchoringConfig, BudgetConfig, OptimiserConfig, RewardConfig
+from paravt.data.schema import TraceRow
 from paravt.engines import TransformersEngine
 from paravt.export import write_model_folder
 from paravt.grpo import GRPOSetup, train
@@ -46,29 +47,30 @@ def loose(tmp_path_factory) -> Path:
     return folder
 
 
+def taught(base: Path, traces: list[TraceRow], folder: Path) -> Path:
+    """`base` after SFT on the traces, each with 4 and with 2 overview frames: folder/model, beside clips."""
+    folder.mkdir()
+    write_clips(folder)
+    few = [replace(row, frame_budget=2) for row in traces]
+    both = [replace(row, id=f"{number}") for number, row in enumerate([*traces, *few])]
+    learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
+    chosen = sft_setup(steps=70, batch_size=8, save_every=70, optimiser=learning)
+    model, _ = run_sft(folder / "sft", base, both, chosen, folder)
+    write_model_folder(model, base, folder / "model")
+    return folder
+
+
 @pytest.fixture(scope="module")
 def calling(loose) -> Path:
     """A model taught to look before it answers in half of its traces: folder/model, beside the clips."""
-    folder = loose / "calling"
-    folder.mkdir()
-    write_clips(folder)
     text = "look\n</think>\n<answer>A</answer>"
     made = [make(number, text) for number in range(4) for make in (tool_trace, trace)]
-    few = [replace(row, frame_budget=2) for row in made]
-    traces = [replace(row, id=f"{number}") for number, row in enumerate([*made, *few])]
-    learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
-    chosen = sft_setup(steps=70, batch_size=8, save_every=70, optimiser=learning)
-    model, _ = run_sft(folder / "sft", loose / "base", traces, chosen, folder)
-    write_model_folder(model, loose / "base", folder / "model")
-    return folder
+    return taught(loose / "base", made, loose / "calling")
 
 
 @pytest.fixture(scope="module")
 def both(loose) -> Path:
     """A model with both faults: it seldom looks, and it forgets closers. folder/model, beside the clips."""
-    folder = loose / "both"
-    folder.mkdir()
-    write_clips(folder)
     texts = ("look\n</think>\n<answer>A</answer>", "look\n<answer>A</answer>")
     made = [
         make(number, text)
@@ -76,13 +78,7 @@ def both(loose) -> Path:
         for text in texts
         for make in (tool_trace, tool_trace, trace)
     ]
-    few = [replace(row, frame_budget=2) for row in made]
-    traces = [replace(row, id=f"{number}") for number, row in enumerate([*made, *few])]
-    learning = OptimiserConfig(learning_rate=5e-3, schedule="cosine", warmup_share=0.1)
-    chosen = sft_setup(steps=70, batch_size=8, save_every=70, optimiser=learning)
-    model, _ = run_sft(folder / "sft", loose / "base", traces, chosen, folder)
-    write_model_folder(model, loose / "base", folder / "model")
-    return folder
+    return taught(loose / "base", made, loose / "both")
 
 
 def setup(steps: int, learning_rate: float, **changes) -> GRPOSetup:
