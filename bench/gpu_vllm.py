@@ -2,12 +2,13 @@
 
     make setup-vllm DEVICE=gpu
     bash bench/gpu_vllm.sh                       on one GPU, about ten minutes, no network
+    bash bench/gpu_vllm.sh --transfer nccl       on two GPUs: the trainer's and the server's
     python -m bench.gpu_vllm --micro             the same code on vLLM's CPU build, widths cut down too
 
 The model is that of bench/gpu_train.py with the tokenizer of models/tiny-base; weights are noise. The
-server is started as a stage starts it, asked for episodes on a rendered video, given other weights over the
-disk, and asked again. Prints seconds, tokens per second, and how far the engine's log-probs are from the
-trainer's, as JSON with `--out`. It ends non-zero if an episode failed, if trainer and engine disagree
+server is started as a stage starts it, asked for episodes on a rendered video, given other weights (over the
+disk, or as `--transfer` says), and asked again. Prints seconds, tokens per second, and how far the engine's
+log-probs are from the trainer's, as JSON with `--out`. It ends non-zero if an episode failed, if trainer and engine disagree
 before or after the change, if the change is not in the answers, or if an answer has not the label of its
 weights.
 """
@@ -44,11 +45,13 @@ FRAMES, QUESTIONS, GROUP, NEW_TOKENS = 64, 4, 8, 256
 ALLOWED = 0.05  # of the mean ratio from 1: the trainer works in 16 bits
 
 
-def parameters(micro: bool) -> Params:
-    """Those of the layout of one GPU; with vLLM's CPU build those of tiny."""
+def parameters(micro: bool, transfer: str) -> Params:
+    """Those of the layout of one GPU; with vLLM's CPU build those of tiny. NCCL wants a GPU for each side."""
     params = check(compose(["engine=vllm"] if micro else ["scale=paravt_8b", "layout=1x80"]))
     episode = {"max_turns": 1, "max_new_tokens": 24 if micro else NEW_TOKENS, "temperature": 1.0}
-    return params.model_copy(update={"episode": params.episode.model_copy(update=episode)})
+    engine = {"weight_transfer": transfer} | ({"first_gpu": 1} if transfer == "nccl" else {})
+    changes = {"episode": params.episode.model_copy(update=episode)}
+    return params.model_copy(update=changes | {"engine": params.engine.model_copy(update=engine)})
 
 
 def distance(
@@ -119,20 +122,23 @@ def work(params: Params, layers: int, micro: bool, folder: Path) -> tuple[dict, 
                 faults.append(f"weights {version}: answers are labelled {sorted(labels)}")
     if all(a.main.ids == b.main.ids for a, b in zip(passes[0], passes[1], strict=True)):
         faults.append("other weights gave the same answers")
-    return result | {"layers": sizes.layers, "parameters": sizes.parameters, "dtype": str(dtype)}, faults
+    result |= {"layers": sizes.layers, "parameters": sizes.parameters, "dtype": str(dtype)}
+    return result | {"weight_transfer": params.engine.weight_transfer}, faults
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_vllm", description=__doc__.split("\n\n")[0])
     parser.add_argument("--layers", type=int, default=6, help="decoder layers of full width (%(default)s)")
     parser.add_argument("--micro", action="store_true", help="cut the widths down: a dry run on a CPU")
+    parser.add_argument("--transfer", choices=("disk", "gloo", "nccl"), default="disk", help="(%(default)s)")
     parser.add_argument("--out", type=Path, help="write the result there as JSON")
     options = parser.parse_args()
     if not options.micro and not torch.cuda.is_available():
         print("no GPU is here; --micro runs the same code on a CPU", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="paravt-gpu-") as holder:
-        result, faults = work(parameters(options.micro), options.layers, options.micro, Path(holder))
+        params = parameters(options.micro, options.transfer)
+        result, faults = work(params, options.layers, options.micro, Path(holder))
     result["gpu"] = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     result |= {"load_average": os.getloadavg()[0], "faults": faults}
     print(json.dumps(result, indent=1))

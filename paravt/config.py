@@ -366,6 +366,11 @@ class VLLMEngineConfig(Group):
     """Times that a request is sent again after a timeout, a lost connection or an error of the server."""
     start_timeout_s: float = Field(900.0, gt=0)
     """A server that is not ready by then is ended and reported."""
+    weight_transfer: Literal["disk", "gloo", "nccl"] = "disk"
+    """How new weights get there: disk, servers read a folder that both sides see; gloo, over the network from
+    host memory; nccl, from GPU to GPU, where each process has one of its own."""
+    transfer_host: str = "127.0.0.1"
+    """With gloo and nccl: this machine's address as servers reach it."""
 
 
 class EndpointConfig(Group):

@@ -76,6 +76,17 @@ class Scripted(ScriptedEngine):
         super().load_weights(folder, version)
 
 
+class InMemory(Scripted):
+    """The same of a server that is sent tensors: the first process alone has them whole."""
+
+    takes_tensors = True
+
+    def load_tensors(self, tensors, version: int) -> None:
+        assert tensors["model.language_model.embed_tokens.weight"].shape[1] == 32
+        assert not any(isinstance(tensor, DTensor) for tensor in tensors.values())
+        self.weight_version = version
+
+
 def write(folder: Path, scratch: Path, gradients: Gradients, model) -> None:
     """Everything to compare, by the first process."""
     weights = export_weights(model) or model.state_dict()
@@ -103,7 +114,8 @@ def grpo(folder: Path, target: Path, train: TrainConfig, only_first: bool = Fals
     sizes = {"steps": STEPS, "prompts_per_step": 3, "micro_batch_tokens": 300, "save_every": 2}
     setup = grpo_setup(importance="off", **sizes, **changes)
     setup = type(setup)(**vars(setup) | {"train": train, "anchoring": AnchoringConfig()})
-    engine = None if only_first and not is_first() else Scripted(encoder, reply)
+    kind = InMemory if only_first else Scripted
+    engine = None if only_first and not is_first() else kind(encoder, reply)
     samples = [question(number) for number in range(4)]
     with Gradients() as gradients:
         train_grpo(

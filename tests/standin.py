@@ -1,25 +1,61 @@
 """A stand-in for a vLLM server on loopback: the paths that the client uses, and faults on demand.
 
 It expands image pads by the size of the PNGs that it is sent, as the real one does, and answers with one
-fixed token and the end token. `faults` are taken one by one by the next generations.
+fixed token and the end token. `faults` are taken one by one by the next generations. Weights that are sent
+over a group arrive at `worker`, which has the real receiver.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 import io
+from pathlib import Path
+import sys
 import threading
 from typing import Any
 
 from aiohttp import web
 import numpy as np
 from PIL import Image
+import torch
 
-from paravt.engines.limits import ModelFacts
+from paravt.config import VLLMEngineConfig
+from paravt.engines import Request, Sampling
+from paravt.engines.limits import ModelFacts, PromptLimits
+from paravt.engines.server import HERE, ServerPlan
+from paravt.engines.vllm import VLLMEngine
+from tests.tiny import VISUAL, tiny_conversation, tiny_encoder, tiny_folder
+
+sys.path.append(str(HERE / "served"))  # as a server finds it
+
+from receiver import WeightReceiver  # noqa: E402
 
 WORD = 10  # the token it writes
+
+
+class Worker(WeightReceiver):
+    """As far as the receiver knows vLLM's worker. `dies_at` is the name of a weight that it cannot load."""
+
+    rank, device = 0, "cpu"
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+        self.joined = 0
+        self.dies_at: str | None = None
+
+    def paravt_join(self, **arguments: Any) -> None:
+        self.joined += 1
+        super().paravt_join(**arguments)
+
+    def reload_weights(self, weights_iterator) -> None:
+        self.weights = {}
+        for name, tensor in weights_iterator:
+            if name == self.dies_at:
+                raise KeyError(name)
+            self.weights[name] = tensor
 
 
 class StandIn:
@@ -31,6 +67,7 @@ class StandIn:
         self.room = 100_000
         self.label = "default"
         self.folder: str | None = None
+        self.worker = Worker()
         self.raw_logprobs = False
         self.faults: list[Callable[[dict[str, Any]], Any]] = []
         self.broken: dict[str, int] = {}  # path -> status
@@ -80,8 +117,21 @@ class StandIn:
         if request.path == "/update_weight_version":
             self.label = (await request.json())["new_version"]
         if request.path == "/collective_rpc":
-            self.folder = (await request.json())["kwargs"]["weights_path"]
+            return await self._rpc(await request.json())
+        if request.path == "/get_world_size":
+            return web.json_response({"world_size": 1})
         return web.json_response({"success": True})
+
+    async def _rpc(self, order: dict[str, Any]) -> web.StreamResponse:
+        method, arguments = order["method"], order["kwargs"]
+        if method == "reload_weights":
+            self.folder = arguments["weights_path"]
+            return web.json_response({"results": [None]})
+        try:
+            result = await asyncio.to_thread(getattr(self.worker, method), **arguments)
+        except Exception as error:
+            return web.json_response({"error": {"message": repr(error)}}, status=500)
+        return web.json_response({"results": [result]})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
@@ -118,6 +168,26 @@ class StandIn:
         }
         count = body["sampling_params"]["n"]
         return {"prompt_token_ids": prompt, "choices": [choice | {"index": i} for i in range(count)]}
+
+
+@contextmanager
+def connected(log_folder: Path, **config: Any) -> Iterator[VLLMEngine]:
+    """A client of the servers that the environment names, with little patience."""
+    options = VLLMEngineConfig(**{"retries": 2, "request_timeout_s": 5.0} | config)
+    limits = PromptLimits(images=4, context=2000)
+    plan = ServerPlan(options, tiny_folder(), ModelFacts.of(tiny_folder()), limits, VISUAL)
+    engine = VLLMEngine(plan, tiny_encoder().end_ids, log_folder)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+def ask(seconds: Sequence[float] = (0.0, 1.0), size: tuple[int, int] = (32, 64), **sampling: Any) -> Request:
+    """A prompt with a frame at each of `seconds`."""
+    conversation = tiny_conversation(list(seconds), size=size)
+    options = {"temperature": 1.0, "max_new_tokens": 12, "seed": 2**63 - 1} | sampling
+    return Request(tuple(conversation.ids), tuple(conversation.visuals), Sampling(**options))
 
 
 def decode(url: str) -> np.ndarray:

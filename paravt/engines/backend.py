@@ -12,12 +12,15 @@ from dataclasses import dataclass
 import json
 import logging
 import random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from paravt.engines.base import EngineError, Refused
 from paravt.engines.server import KEY, URLS, ServerPlan, VLLMServer
+
+if TYPE_CHECKING:
+    from paravt.engines.weight_transfer import Link, Shipment
 
 log = logging.getLogger("paravt")
 
@@ -47,6 +50,7 @@ class Backend:
     counts: Counter[str]
     jitter: random.Random
     process: VLLMServer | None = None
+    link: Link | None = None
     in_flight: int = 0
     restarts: int = 0
 
@@ -74,12 +78,12 @@ class Backend:
                 "it with the present parameters"
             )
 
-    async def sync(self, folder: str, label: str) -> None:
-        """Load the weights of `folder` under `label`, again if the server was lost on the way."""
+    async def sync(self, weights: Shipment, label: str) -> None:
+        """Load `weights` under `label`, again if the server was lost on the way."""
         retries = self.plan.config.retries
         for attempt in range(retries + 1):
             try:
-                await self._sync_once(folder, label)
+                await self._sync_once(weights, label)
                 return
             except Lost as error:
                 self.counts[f"weights: {error.reason}"] += 1
@@ -89,13 +93,12 @@ class Backend:
                 await self.back_off(attempt)
                 await self._bring_back()
 
-    async def _sync_once(self, folder: str, label: str) -> None:
+    async def _sync_once(self, weights: Shipment, label: str) -> None:
         session, limit_s = label.rpartition("-")[0], self.plan.config.request_timeout_s
-        order = {"method": "reload_weights", "kwargs": {"weights_path": folder}}
         await self.call("POST", "/pause?mode=wait&clear_cache=true", timeout_s=limit_s)
         try:
             await self._say(f"{session}-{LOADING}")
-            await self.call("POST", "/collective_rpc", json.dumps(order).encode(), limit_s)
+            await weights.deliver(self)
             for cache in ("prefix", "mm", "encoder"):
                 done = await self.call("POST", f"/reset_{cache}_cache")
                 if done.get("success") is False:
@@ -106,6 +109,12 @@ class Backend:
         if (told := await self.label()) != label:
             raise EngineError(f"{self.url} says that it has weights {told!r}, not {label!r}")
 
+    async def rpc(self, method: str, **arguments: Any) -> list[Any]:
+        """What each of the server's workers returns from `method`."""
+        content = json.dumps({"method": method, "kwargs": arguments}).encode()
+        answer = await self.call("POST", "/collective_rpc", content, self.plan.config.request_timeout_s)
+        return answer.get("results", [])
+
     async def label(self) -> str:
         """What the server calls its weights."""
         return (await self.call("GET", "/weight_info"))["weight_version"]
@@ -113,7 +122,7 @@ class Backend:
     async def _say(self, label: str) -> None:
         await self.call("POST", "/update_weight_version", json.dumps({"new_version": label}).encode())
 
-    async def revive(self, folder: str, label: str) -> None:
+    async def revive(self, weights: Shipment, label: str) -> None:
         """After a failure: bring the server back with its weights, if it needs either."""
         async with self._reviving:
             await self._bring_back()
@@ -123,7 +132,7 @@ class Backend:
                 return  # the next try says so
             if told in (FRESH, f"{label.rpartition('-')[0]}-{LOADING}"):
                 self.counts["weights loaded anew"] += 1
-                await self.sync(folder, label)
+                await self.sync(weights, label)
 
     async def _bring_back(self) -> None:
         """Start an own server again if it is dead, or if it says that its engine is."""
@@ -142,6 +151,7 @@ class Backend:
         self.restarts += 1
         self.counts["server restarted"] += 1
         log.warning("the vLLM server at %s is dead and is started again", self.url)
+        self.link = None
         await asyncio.to_thread(self.process.restart)
         await asyncio.to_thread(self.process.wait_ready)
 

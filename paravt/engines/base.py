@@ -90,7 +90,8 @@ class Refused(EngineError):
 class Engine(Protocol):
     """`generate` answers requests in order: one list of `sampling.n` generations per request.
 
-    `counts` says how often something had to be tried again, by reason.
+    `counts` says how often something had to be tried again, by reason. An engine whose `takes_tensors` is
+    true has `load_tensors(tensors, version)` too, so that no folder need be written for it.
     """
 
     counts: Counter[str]

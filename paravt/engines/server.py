@@ -89,6 +89,7 @@ class ServerPlan:
             "--logprobs-mode": "processed_logprobs",
             "--generation-config": "vllm",
             "--middleware": "key_guard.KeyGuard",
+            "--worker-extension-cls": "receiver.WeightReceiver",
         }
         flags = ["--enable-scale-out", "--disable-uvicorn-access-log"]
         flags += ["--enforce-eager"] * self.config.eager
@@ -97,7 +98,7 @@ class ServerPlan:
         return [word for pair in words.items() for word in pair] + flags
 
     def environment(self, key: str, index: int = 0) -> dict[str, str]:
-        """The server's environment. Its paths are its own: nothing of this project but the guard is found."""
+        """The server's environment. Its paths are its own: nothing of this project but `served` is found."""
         dropped = ("PYTHONHOME", "VIRTUAL_ENV", KEY)
         env = {name: value for name, value in os.environ.items() if name not in dropped}
         env |= {

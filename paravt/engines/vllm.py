@@ -5,9 +5,10 @@
     try again  after a timeout, a lost connection or an error of the server, later and later, with jitter
     check      the prompt that the server read, the ids and log-probs, the weights that were sampled with
 
-Weights go over the disk: pause, load, label, empty the caches, resume, read the label back. A label is this
-engine's own (`3f9c01aa-12`), so that weights of another trainer, of a restarted server or of an earlier step
-are told from ours in every single answer. While servers load they carry a label that no answer may have.
+Weights go over the disk or a group of processes (`weight_transfer`): pause, load, label, empty the caches,
+resume, read the label back. A label is this engine's own (`3f9c01aa-12`), so that weights of another trainer,
+of a restarted server or of an earlier step are told from ours in every single answer. While servers load they
+carry a label that no answer may have.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from paravt.conversation import MERGE, Visual
 from paravt.engines.backend import Backend, Lost
 from paravt.engines.base import EngineError, Generation, Refused, Request, Sampling, refusal
 from paravt.engines.server import ServerPlan, VLLMServer, api_key, given_urls
-from paravt.engines.tied import with_head
+from paravt.engines.weight_transfer import Shipment, Tensors, shipment
 from paravt.engines.wire import FrameUrls, Sample, Unfinished, read_answer, request_body
 
 log = logging.getLogger("paravt")
@@ -62,7 +63,8 @@ class VLLMEngine:
         self.weight_version = 0
         self.counts: Counter[str] = Counter()
         self._session_id = secrets.token_hex(4)
-        self._folder = str(plan.folder.resolve())
+        self.takes_tensors = plan.config.weight_transfer != "disk"
+        self._shipment: Shipment | None = None
         self._aside = Path(log_folder) / f"tied-{self._session_id}"
         self._broken: str | None = None
         self._urls = FrameUrls()
@@ -88,13 +90,20 @@ class VLLMEngine:
         return await asyncio.wrap_future(future)
 
     def load_weights(self, folder: str, version: int) -> None:
-        """Give all servers the weights of a model folder that they can read.
+        """Give all servers the weights of a model folder; over the disk it must be one that they can read.
 
         Returns when each has them, says so, and has forgotten what it computed with the old ones. Requests
         that were on their way are finished with the old ones first. If it raises EngineError, nothing is
         generated until a later load has worked.
         """
-        self._wait(self._load(str(Path(folder).resolve()), version))
+        self._wait(self._load(Path(folder).resolve(), version))
+
+    def load_tensors(self, tensors: Tensors, version: int) -> None:
+        """As `load_weights`, of tensors by their names in a model folder, if the engine `takes_tensors`.
+
+        They are kept, for a server that is started again, until the next load: they must not change.
+        """
+        self._wait(self._load(tensors, version))
 
     def close(self) -> None:
         """End own servers and the client. May be called twice."""
@@ -128,7 +137,7 @@ class VLLMEngine:
             backend = Backend(url, self.plan, self._http, self.counts, self._jitter, server)
             self._backends.append(backend)
         await asyncio.gather(*(backend.check_identity() for backend in self._backends))
-        await self._load(self._folder, 0)
+        await self._load(self.plan.folder.resolve(), 0)
         await asyncio.gather(*(self._probe(backend) for backend in self._backends))
 
     async def _probe(self, backend: Backend) -> None:
@@ -202,7 +211,7 @@ class VLLMEngine:
                     raise EngineError(words, request=alone) from error
                 log.info("request %d is sent again: %s", number, error)
                 await backend.back_off(attempt)
-                await backend.revive(self._folder, self._label)
+                await backend.revive(self._shipment, self._label)
                 continue
             seconds = time.perf_counter() - started
             return [
@@ -265,12 +274,12 @@ class VLLMEngine:
         plan = self.plan
         return request_body(request, urls, plan.name, plan.facts, self.end_ids, plan.context)
 
-    async def _load(self, folder: str, version: int) -> None:
+    async def _load(self, weights: Path | Tensors, version: int) -> None:
         self._broken = f"version {version} was not loaded by all of them"
         self.weight_version = version
         try:
-            self._folder = str(await asyncio.to_thread(with_head, folder, self._aside))
-            loads = [backend.sync(self._folder, self._label) for backend in self._backends]
+            self._shipment = await asyncio.to_thread(shipment, weights, self.plan.config, self._aside)
+            loads = [backend.sync(self._shipment, self._label) for backend in self._backends]
             # all come to an end before one speaks: none may still be loading when the caller goes on
             for outcome in await asyncio.gather(*loads, return_exceptions=True):
                 if isinstance(outcome, BaseException):

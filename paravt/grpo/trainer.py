@@ -31,7 +31,6 @@ from dataclasses import dataclass, field
 from functools import partial
 import logging
 from pathlib import Path
-import shutil
 import time
 
 import torch
@@ -40,7 +39,6 @@ from transformers import Qwen3VLForConditionalGeneration
 
 from paravt.chat import ChatEncoder
 from paravt.engines.base import Engine
-from paravt.export import export_weights, publish_model
 from paravt.grpo.ahead import Ahead
 from paravt.grpo.batch import (
     Group,
@@ -52,6 +50,7 @@ from paravt.grpo.batch import (
     step_rows,
     step_totals,
 )
+from paravt.grpo.handover import Handover
 from paravt.grpo.loss import Denominators, LossInputs, LossOutput, kl_to_go, mean_metrics, policy_loss
 from paravt.grpo.metrics import step_metrics
 from paravt.grpo.rollouts import Rolled, Score, StepRollouts, rewarded
@@ -86,7 +85,7 @@ def train(
 
     `ref_model` is the frozen start; None copies `model` as it is handed in, if the KL needs it and adapters
     do not make it needless. An engine whose `.model` is `model` samples from the weights in place; any
-    other one is given a folder after each step. Of several processes each brings an engine, or the first
+    other one is given a copy after each step. Of several processes each brings an engine, or the first
     one alone. Raises CheckpointError (disk, or a checkpoint of another run), NonFiniteLoss, EngineError,
     ValueError (no samples, or ids that repeat), RuntimeError (three steps in a row without any reward).
     """
@@ -167,6 +166,7 @@ class _Loop:
         if not brought[0]:
             raise ValueError("the first process has no engine; give it one")
         self.deals = not all(brought)
+        self.handover = Handover(self.run, self.engine, self.encoder.tokenizer)
         if self._shares_weights and self.run.processes.sharded:
             raise ValueError("weights are split over processes; give the engine a model of its own")
         if self._shares_weights and self.setup.grpo.staleness:
@@ -189,7 +189,10 @@ class _Loop:
         # a tokenizer of its own: the trainer reads tags with the other one meanwhile
         rollouts = self._rollouts(copy.deepcopy(self.encoder))
         with Ahead(
-            lambda step: rollouts.roll_out(step, self._places), self._load, self.run.remaining, staleness
+            lambda step: rollouts.roll_out(step, self._places),
+            self.handover.give,
+            self.run.remaining,
+            staleness,
         ) as self.ahead:
             yield
 
@@ -282,37 +285,14 @@ class _Loop:
         if all(self.run.processes.gather(self._shares_weights)):
             self.engine.weight_version = version
             return
-        dtype = None if self.run.dtype == torch.float32 else self.run.dtype
-        weights = export_weights(self.run.model, dtype)
-
-        def write(target: Path) -> None:
-            self.run.model.save_pretrained(target, state_dict=weights)
-            self.encoder.tokenizer.save_pretrained(target)
-
-        publish_model(self._weights_of(version), write)
+        self.handover.put(version)
         loaded: int | None = version
         if self.ahead:
             self.ahead.offer(version)
             loaded = self.ahead.loaded
         elif self.engine is not None:
-            self._load(version)
-        self._forget_before(self.run.processes.gather(loaded))
-
-    def _weights_of(self, version: int) -> Path:
-        return self.run.scratch / "engine-weights" / str(version)
-
-    def _load(self, version: int) -> None:
-        self.engine.load_weights(str(self._weights_of(version)), version)
-
-    def _forget_before(self, loaded: Sequence[int | None]) -> None:
-        """Remove weights that every engine has replaced. An engine may have to load anew what it has: a
-        server that died does.
-        """
-        if not self.run.is_first or None in loaded:
-            return
-        for folder in self._weights_of(0).parent.iterdir():
-            if folder.name.isdigit() and int(folder.name) < min(loaded):
-                shutil.rmtree(folder)
+            self.handover.give(version)
+        self.handover.forget_before(self.run.processes.gather(loaded))
 
     def _loss(self, micro_batch: MicroBatch, denominators: Denominators) -> LossOutput:
         config, temperature = self.setup.grpo, self.setup.episode.temperature

@@ -7,6 +7,7 @@ import logging
 import shutil
 
 import pytest
+import torch
 
 from paravt.config import AnchoringConfig, EpisodeConfig
 from paravt.engines import EngineError, TransformersEngine
@@ -61,6 +62,21 @@ class WatchedEngine(ScriptedEngine):
         super().load_weights(folder, version)
 
 
+class InMemory(WatchedEngine):
+    """Takes tensors, and looks at them late, when training may have gone on."""
+
+    takes_tensors = True
+
+    def __init__(self, reply) -> None:
+        super().__init__(reply)
+        self.tensors: dict[int, dict[str, torch.Tensor]] = {}
+
+    def load_tensors(self, tensors: dict[str, torch.Tensor], version: int) -> None:
+        self.tensors[version] = tensors
+        self.loaded.append(("", version))
+        self.weight_version = version
+
+
 def reply(prompt: Prompt) -> str:
     """Every other sample answers wrongly."""
     return f"look\n</think>\n<answer>{'AB'[prompt.sample % 2]}</answer>"
@@ -90,6 +106,29 @@ def test_an_engine_of_its_own_gets_each_version_and_is_never_stale(clips, tmp_pa
     rows, _, engine, _ = run(clips, tmp_path, grpo_setup(steps=3))
     assert [version for _, version in engine.loaded] == [0, 1, 2, 3]
     assert [row["staleness"] for row in rows] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+def test_an_engine_that_takes_tensors_gets_those_that_others_get_as_a_folder(clips, tmp_path, staleness):
+    """Copies of each version: what training does to the weights later does not reach them."""
+    chosen = grpo_setup(steps=3, staleness=staleness)
+    engine = InMemory(reply)
+    rows, _, _, _ = run(clips, tmp_path / "memory", chosen, engine=engine)
+    assert not (tmp_path / "memory" / "engine-weights").exists()
+    assert [version for _, version in engine.loaded] == sorted(engine.tensors)
+    by_folder, _, other, _ = run(clips, tmp_path / "disk", grpo_setup(steps=3))
+    if not staleness:
+        assert rows == by_folder
+        assert len(engine.tensors) == 4
+    first = load_model(tiny_folder()).state_dict()
+    for name, tensor in engine.tensors[0].items():
+        torch.testing.assert_close(tensor, first[name], rtol=0, atol=0)
+    if not staleness:
+        last = load_model(other.loaded[-1][0]).state_dict()
+        assert engine.tensors[3].keys() == last.keys()
+        for name, tensor in engine.tensors[3].items():
+            torch.testing.assert_close(tensor, last[name], rtol=0, atol=0)
+        assert any((last[name] != first[name]).any() for name in first)
 
 
 def test_budgets_reach_the_decoder_and_epochs_meet_inside_a_step(clips, tmp_path):

@@ -4,55 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import numpy as np
 import pytest
 
-from paravt.config import VLLMEngineConfig
 from paravt.conversation import Visual
-from paravt.engines import EngineError, Request, Sampling, backend
-from paravt.engines.limits import ModelFacts, PromptLimits
-from paravt.engines.server import KEY, URLS, ServerPlan
+from paravt.engines import EngineError, Request, Sampling
+from paravt.engines.limits import ModelFacts
+from paravt.engines.server import KEY, URLS
 from paravt.engines.vllm import VLLMEngine
-from tests.standin import WORD, StandIn, decode
-from tests.tiny import VISUAL, tiny_conversation, tiny_encoder, tiny_folder
+from tests.standin import WORD, StandIn, ask, connected, decode
+from tests.tiny import tiny_encoder, tiny_folder
 
 GENERATE = "/inference/v1/generate"
-LIMITS = PromptLimits(images=4, context=2000)
-
-
-@pytest.fixture(scope="module")
-def facts() -> ModelFacts:
-    return ModelFacts.of(tiny_folder())
-
-
-@pytest.fixture
-def server(facts, monkeypatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(backend, "FIRST_WAIT_S", 0.01)
-    with StandIn(facts, tiny_encoder().end_id) as standing:
-        monkeypatch.setenv(URLS, standing.url)
-        monkeypatch.setenv(KEY, "secret")
-        yield standing
-
-
-@pytest.fixture
-def weights(tmp_path) -> str:
-    """A folder of weights that are not tied: it is handed to the servers as it is."""
-    (tmp_path / "weights").mkdir()
-    (tmp_path / "weights" / "config.json").write_text('{"tie_word_embeddings": false}')
-    return str(tmp_path / "weights")
-
-
-@contextmanager
-def connected(tmp_path, **config) -> Iterator[VLLMEngine]:
-    options = VLLMEngineConfig(**{"retries": 2, "request_timeout_s": 5.0} | config)
-    plan = ServerPlan(options, tiny_folder(), ModelFacts.of(tiny_folder()), LIMITS, VISUAL)
-    engine = VLLMEngine(plan, tiny_encoder().end_ids, tmp_path)
-    try:
-        yield engine
-    finally:
-        engine.close()
 
 
 @pytest.fixture
@@ -61,12 +25,6 @@ def engine(server, tmp_path) -> Iterator[VLLMEngine]:
         server.bodies.clear()
         server.calls.clear()
         yield found
-
-
-def ask(seconds: list[float] = (0.0, 1.0), size: tuple[int, int] = (32, 64), **sampling) -> Request:
-    conversation = tiny_conversation(list(seconds), size=size)
-    options = {"temperature": 1.0, "max_new_tokens": 12, "seed": 2**63 - 1} | sampling
-    return Request(tuple(conversation.ids), tuple(conversation.visuals), Sampling(**options))
 
 
 def test_what_is_sent_and_what_comes_back(engine, server, facts):

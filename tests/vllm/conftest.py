@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from paravt.agent import AgentSetup
@@ -14,7 +15,7 @@ from paravt.data.needles import make_split
 from paravt.engines import EngineError
 from paravt.engines.factory import make_engine
 from paravt.engines.limits import PromptLimits
-from paravt.engines.server import interpreter
+from paravt.engines.server import KEY, URLS, interpreter
 from paravt.engines.vllm import VLLMEngine
 from paravt.model import load_encoder
 from paravt.rollout import Sample
@@ -83,3 +84,12 @@ def agent(params, encoder):
         return AgentSetup(encoder, episode, params.visual, lambda sample: 8, seed, group_size)
 
     return setup
+
+
+@pytest.fixture
+def named(engine, monkeypatch) -> str:
+    """The session's server given by its address; returns its key."""
+    key = psutil.Process(engine._servers[0].process_group).environ()["VLLM_API_KEY"]
+    monkeypatch.setenv(URLS, engine._servers[0].url)
+    monkeypatch.setenv(KEY, key)
+    return key

@@ -8,7 +8,8 @@ import torch
 
 from paravt.agent import run_episodes
 from paravt.conversation import Conversation
-from paravt.engines import Request, Sampling, TransformersEngine
+from paravt.engines import EngineError, Request, Sampling, TransformersEngine
+from paravt.engines.factory import make_engine
 from paravt.model import (
     collate,
     load_model,
@@ -131,3 +132,32 @@ def test_new_weights_change_the_answers_and_their_version(engine, encoder, sampl
     engine.load_weights(str(BASE), 8)
     back = run_episodes(engine, samples, agent(1.0))
     assert [r.main.ids for r in back] == [r.main.ids for r in before]
+
+
+def test_weights_that_are_sent_are_those_that_are_read_from_the_disk(
+    engine, named, params, encoder, limits, samples, agent, tmp_path
+):
+    """The same server over a group of processes; the disk is not used, and log-probs are the trainer's."""
+    changed = load_model(BASE)
+    with torch.no_grad():
+        for weight in changed.parameters():
+            weight.mul_(1.02)
+    config = params.engine.model_copy(update={"weight_transfer": "gloo"})
+    with make_engine(config, BASE, encoder, limits, log_folder=tmp_path) as sending:
+        before = run_episodes(sending, samples, agent(1.0))
+        assert gap(load_model(BASE), said(before), 1.0)[0] < CLOSE
+        sending.load_tensors(changed.state_dict(), 5)
+        sent = run_episodes(sending, samples, agent(1.0))
+        assert {version for r in sent for version in r.weight_versions} == {5}
+        assert gap(changed, said(sent), 1.0)[0] < CLOSE
+        assert gap(load_model(BASE), said(sent), 1.0)[0] > 10 * CLOSE
+        with pytest.raises(EngineError, match="version 6 did not arrive"):
+            sending.load_tensors({"model.nowhere.weight": torch.zeros(3)}, 6)
+        sending.load_tensors(changed.state_dict(), 7)
+        again = run_episodes(sending, samples, agent(1.0))
+        assert [r.main.ids for r in again] == [r.main.ids for r in sent]
+    save_model(changed, BASE, tmp_path / "saved")
+    engine.load_weights(str(tmp_path / "saved"), 8)
+    read = run_episodes(engine, samples, agent(1.0))
+    assert [r.main.ids for r in read] == [r.main.ids for r in sent]
+    engine.load_weights(str(BASE), 9)

@@ -15,7 +15,7 @@ import pytest
 from paravt.agent import run_episodes
 from paravt.engines import EngineError
 from paravt.engines.factory import make_engine
-from paravt.engines.server import KEY, URLS
+from paravt.engines.server import KEY
 from tests.tiny import tiny_encoder, tiny_folder
 from tests.vllm.conftest import BASE
 
@@ -74,15 +74,6 @@ def test_the_key_stands_on_no_command_line_and_in_no_log(engine):
     assert len(key) == 48
     assert all(key not in " ".join(process.cmdline()) for process in processes(engine))
     assert key not in engine._servers[0].log_path.read_text(errors="replace")
-
-
-@pytest.fixture
-def named(engine, monkeypatch) -> str:
-    """The session's server given by its address; returns its key."""
-    key = psutil.Process(engine._servers[0].process_group).environ()["VLLM_API_KEY"]
-    monkeypatch.setenv(URLS, engine._servers[0].url)
-    monkeypatch.setenv(KEY, key)
-    return key
 
 
 def test_another_model_than_expected_is_refused(named, params, limits, tmp_path):

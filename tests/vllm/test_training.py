@@ -38,7 +38,17 @@ def run(engine, model, encoder, params, samples, scratch, **grpo) -> list[dict]:
     return [json.loads(line) for line in (scratch / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_each_step_samples_with_the_weights_of_the_step_before(engine, encoder, params, samples, tmp_path):
+@pytest.mark.parametrize("transfer", ["disk", "gloo"])
+def test_each_step_samples_with_the_weights_of_the_step_before(
+    transfer, named, params, encoder, limits, samples, tmp_path
+):
+    config = params.engine.model_copy(update={"weight_transfer": transfer})
+    with make_engine(config, BASE, encoder, limits, log_folder=tmp_path / "logs") as engine:
+        follow(engine, encoder, params, samples, tmp_path)
+    assert (tmp_path / "engine-weights").exists() == (transfer == "disk")
+
+
+def follow(engine, encoder, params, samples, tmp_path) -> None:
     model = load_model(BASE)
     steps = run(engine, model, encoder, params, samples, tmp_path)
     print([(step["ratio_before"], step["mismatch_kl"], step["update_skipped"]) for step in steps])
@@ -90,8 +100,9 @@ def test_it_learns_as_with_the_transformers_engine(engine, encoder, params, samp
 
 
 def test_rollouts_ahead_survive_a_server_that_dies(params, encoder, limits, samples, tmp_path):
-    """Killed while it rolls out ahead: started again, given its weights, asked again; all is counted."""
-    with make_engine(params.engine, BASE, encoder, limits, log_folder=tmp_path / "logs") as engine:
+    """Killed while it rolls out ahead: started again, sent its weights, asked again; all is counted."""
+    config = params.engine.model_copy(update={"weight_transfer": "gloo"})
+    with make_engine(config, BASE, encoder, limits, log_folder=tmp_path / "logs") as engine:
         generate, calls = engine.generate, []
 
         def killing(requests):
