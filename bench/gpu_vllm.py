@@ -8,9 +8,9 @@
 The model is that of bench/gpu_train.py with the tokenizer of models/tiny-base; weights are noise. The
 server is started as a stage starts it, asked for episodes on a rendered video, given other weights (over the
 disk, or as `--transfer` says), and asked again. Prints seconds, tokens per second, and how far the engine's
-log-probs are from the trainer's, as JSON with `--out`. It ends non-zero if an episode failed, if trainer and engine disagree
-before or after the change, if the change is not in the answers, or if an answer has not the label of its
-weights.
+log-probs are from the trainer's, as JSON with `--out`. It ends non-zero if an episode failed, if trainer and
+engine disagree before or after the change, if the change is not in the answers, or if an answer has not the
+label of its weights.
 """
 
 from __future__ import annotations

@@ -55,23 +55,10 @@ def evaluate_published(
         count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
     )
     limits = PromptLimits.of(episode, params.visual, config.benchmark_budget)
-    asked = {
-        "model": model.name,
-        "weights": weights,
-        "engine": engine,
-        "overview_frames": config.benchmark_budget,
-        "episode": episode.model_dump(mode="json"),
-        "visual": params.visual.model_dump(mode="json"),
-        "open_ended": scoring.open_ended,
-        "subtitle_tokens": place.subtitle_tokens,
-        "seed": params.seed,
-        "limit": config.benchmark_questions,
-    }
-    asked |= {"judge": judge.identity} if judge else {}
-    asked |= {"upstream": upstream.told} if upstream else {}
     plan = Plan(tuple(config.benchmarks), config.benchmark_budget, home, place, config.benchmark_questions)
+    who = {"model": model.name}
     return evaluate(
-        plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, asked, judge
+        plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, who, judge
     )
 
 

@@ -11,7 +11,7 @@ rest: the same bytes as if there had been no parts. A model is opened when a que
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 import fcntl
@@ -65,14 +65,14 @@ def evaluate(
     asking: Asking,
     open_engine: OpenEngine,
     reporter: Reporter,
-    asked: dict[str, Any] | None = None,
+    who: Mapping[str, Any],
     judge: Judge | None = None,
 ) -> dict[str, tuple[list[Result], dict[str, Any]]]:
     """Results and figures of each benchmark, as they are written to `plan.out`.
 
-    `asked` is what the summary says about the run. Raises SessionError if another run writes the same
-    answers, FileNotFoundError for a table that is not there, EngineError if the engine is lost: answers are
-    kept.
+    `who` says in the summary which model was asked; the rest follows from `plan` and `asking`. Raises
+    SessionError if another run writes the same answers, FileNotFoundError for a table that is not there,
+    EngineError if the engine is lost: answers are kept.
     """
     loaded = {name: get(name).load(plan.place) for name in plan.names}
     found: dict[str, tuple[list[Result], dict[str, Any]]] = {}
@@ -87,8 +87,27 @@ def evaluate(
             )
             found[name] = results, describe(get(name), results, questions)
             if plan.whole:
-                _write(plan.out, name, results, {"asked": dict(asked or {})} | found[name][1])
+                _write(plan.out, name, results, {"asked": {**who, **told(plan, asking)}} | found[name][1])
     return found
+
+
+def told(plan: Plan, asking: Asking) -> dict[str, Any]:
+    """What the summary says of a run, beside which model was asked."""
+    leaves_out = plan.place.open_ended == "leave_out"
+    facts = {
+        "weights": asking.weights,
+        "engine": asking.besides.get("engine", "transformers"),
+        "overview_frames": plan.budget,
+        "episode": asking.episode.model_dump(mode="json"),
+        "visual": asking.visual.model_dump(mode="json"),
+        "open_ended": "leave_out" if leaves_out else asking.reward.open_ended,
+        "subtitle_tokens": plan.place.subtitle_tokens,
+        "seed": asking.seed,
+        "limit": plan.limit,
+        "code": asking.code,
+    }
+    facts |= {"upstream": asking.upstream.told} if asking.upstream else {}
+    return facts | ({"judge": asking.besides["judge"]} if "judge" in asking.besides else {})
 
 
 def chosen(samples: Sequence[Sample], limit: int | None) -> list[Sample]:

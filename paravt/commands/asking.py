@@ -30,7 +30,7 @@ NO_TOKENS = (
 
 
 def prepare(options: argparse.Namespace) -> tuple[Plan, Asking, OpenEngine, dict[str, Any], Judge | None]:
-    """The plan, what shapes each question, the engine, what the summary says of the run, the judge.
+    """The plan, what shapes each question, the engine, which model that is, the judge.
 
     Raises UsageError for arguments that do not go together.
     """
@@ -65,23 +65,7 @@ def prepare(options: argparse.Namespace) -> tuple[Plan, Asking, OpenEngine, dict
     place = _place(options, visual, names)
     out = options.out or RESULTS / re.sub(r"[^\w.-]+", "_", model)
     plan = Plan(names, budget, out, place, options.limit, options.part, options.chunk)
-    asked = who | {
-        "weights": weights,
-        "engine": "openai" if options.endpoint else options.engine,
-        "overview_frames": budget,
-        "episode": episode.model_dump(mode="json"),
-        "visual": visual.model_dump(mode="json"),
-        "open_ended": options.open_ended,
-        "subtitle_tokens": options.subtitle_tokens,
-        "seed": options.seed,
-        "limit": options.limit,
-        "code": asking.code,
-    }
-    if upstream is not None:
-        asked["upstream"] = upstream.told
-    if judge is not None:
-        asked["judge"] = judge.identity
-    return plan, asking, open_engine, asked, judge
+    return plan, asking, open_engine, who, judge
 
 
 def _upstream(options: argparse.Namespace) -> Upstream | None:

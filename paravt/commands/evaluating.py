@@ -38,9 +38,9 @@ def evaluate(options: argparse.Namespace) -> int:
     from paravt.benchmarks import session
     from paravt.benchmarks.summary import error_share
 
-    plan, asking, open_engine, asked, judge = prepare(options)
+    plan, asking, open_engine, who, judge = prepare(options)
     with Progress(plan.out / "rollouts.jsonl" if options.save_rollouts else None) as progress:
-        found = session.evaluate(plan, asking, open_engine, progress, asked, judge)
+        found = session.evaluate(plan, asking, open_engine, progress, who, judge)
     figures = {name: figures for name, (_, figures) in found.items()}
     _print(figures, options.json)
     if judge is not None and judge.counts:
