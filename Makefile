@@ -25,7 +25,7 @@ export MLFLOW_SERVER_ENABLE_JOB_EXECUTION ?= false
 export PREFECT_HOME ?= $(CURDIR)/.prefect
 
 PORT ?= 5000
-WORKERS ?= 2
+WORKERS ?= 3
 JOBS ?= 1
 
 .PHONY: help setup setup-vllm setup-bench repro flow test test-vllm lint ui seeds study stack test-stack setup-browser test-browser screenshots promote settle clean

@@ -2,7 +2,7 @@
 
 It expands image pads by the size of the PNGs that it is sent, as the real one does, and answers with one
 fixed token and the end token. `faults` are taken one by one by the next generations. Weights that are sent
-over a group arrive at `worker`, which has the real receiver.
+over a group arrive at `workers`, which have the real receiver.
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ WORD = 10  # the token it writes
 
 
 class Worker(WeightReceiver):
-    """As far as the receiver knows vLLM's worker. `dies_at` is the name of a weight that it cannot load."""
+    """As far as the receiver knows vLLM's worker. `fault` is called before weights are received."""
 
-    rank, device = 0, "cpu"
+    device = "cpu"
 
-    def __init__(self) -> None:
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
         self.weights: dict[str, torch.Tensor] = {}
         self.joined = 0
-        self.dies_at: str | None = None
+        self.fault: Callable[[], Any] = lambda: None
 
-    def paravt_join(self, **arguments: Any) -> None:
+    def paravt_join(self, **arguments: Any) -> dict[str, Any]:
         self.joined += 1
-        super().paravt_join(**arguments)
+        return super().paravt_join(**arguments)
+
+    def paravt_receive(self, **arguments: Any) -> dict[str, Any]:
+        return self.fault() or super().paravt_receive(**arguments)
 
     def reload_weights(self, weights_iterator) -> None:
-        self.weights = {}
-        for name, tensor in weights_iterator:
-            if name == self.dies_at:
-                raise KeyError(name)
-            self.weights[name] = tensor
+        self.weights = dict(weights_iterator)
 
 
 class StandIn:
@@ -67,7 +67,7 @@ class StandIn:
         self.room = 100_000
         self.label = "default"
         self.folder: str | None = None
-        self.worker = Worker()
+        self.workers = [Worker()]
         self.raw_logprobs = False
         self.faults: list[Callable[[dict[str, Any]], Any]] = []
         self.broken: dict[str, int] = {}  # path -> status
@@ -119,7 +119,7 @@ class StandIn:
         if request.path == "/collective_rpc":
             return await self._rpc(await request.json())
         if request.path == "/get_world_size":
-            return web.json_response({"world_size": 1})
+            return web.json_response({"world_size": len(self.workers)})
         return web.json_response({"success": True})
 
     async def _rpc(self, order: dict[str, Any]) -> web.StreamResponse:
@@ -127,11 +127,8 @@ class StandIn:
         if method == "reload_weights":
             self.folder = arguments["weights_path"]
             return web.json_response({"results": [None]})
-        try:
-            result = await asyncio.to_thread(getattr(self.worker, method), **arguments)
-        except Exception as error:
-            return web.json_response({"error": {"message": repr(error)}}, status=500)
-        return web.json_response({"results": [result]})
+        calls = [asyncio.to_thread(getattr(worker, method), **arguments) for worker in self.workers]
+        return web.json_response({"results": await asyncio.gather(*calls)})
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()

@@ -20,7 +20,8 @@ from paravt.engines.base import EngineError, Refused
 from paravt.engines.server import KEY, URLS, ServerPlan, VLLMServer
 
 if TYPE_CHECKING:
-    from paravt.engines.weight_transfer import Link, Shipment
+    from paravt.engines.link import Link
+    from paravt.engines.weight_transfer import Shipment
 
 log = logging.getLogger("paravt")
 

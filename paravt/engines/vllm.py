@@ -32,10 +32,11 @@ import numpy as np
 
 from paravt.chat import PATCH
 from paravt.conversation import MERGE, Visual
-from paravt.engines.backend import Backend, Lost
+from paravt.engines.backend import LOADING, Backend, Lost
 from paravt.engines.base import EngineError, Generation, Refused, Request, Sampling, refusal
+from paravt.engines.link import Tensors
 from paravt.engines.server import ServerPlan, VLLMServer, api_key, given_urls
-from paravt.engines.weight_transfer import Shipment, Tensors, shipment
+from paravt.engines.weight_transfer import Shipment, shipment
 from paravt.engines.wire import FrameUrls, Sample, Unfinished, read_answer, request_body
 
 log = logging.getLogger("paravt")
@@ -107,6 +108,8 @@ class VLLMEngine:
 
     def close(self) -> None:
         """End own servers and the client. May be called twice."""
+        for backend in self._backends:
+            backend.link = None
         for server in self._servers:
             server.stop()
         shutil.rmtree(self._aside, ignore_errors=True)
@@ -199,6 +202,7 @@ class VLLMEngine:
             backend = self._choose(request, avoid=backend)
             try:
                 samples = await self._ask(backend, request)
+                versions = [self._version(backend, sample.versions, oldest) for sample in samples]
             except Refused as error:
                 raise EngineError(f"request {number}: {error}", request=number) from error
             except (Lost, Unfinished) as error:
@@ -219,10 +223,10 @@ class VLLMEngine:
                     list(sample.ids),
                     list(sample.logprobs),
                     sample.finish_reason,
-                    self._version(backend, sample.versions, oldest),
+                    version,
                     seconds,
                 )
-                for sample in samples
+                for sample, version in zip(samples, versions, strict=True)
             ]
         raise AssertionError("unreachable")
 
@@ -253,10 +257,14 @@ class VLLMEngine:
         return min(candidates, key=lambda backend: backend.in_flight)
 
     def _version(self, backend: Backend, labels: tuple[str, ...], oldest: int) -> int:
-        """The version of the oldest weights of a sample. Raises EngineError unless ours and recent."""
+        """The version of the oldest weights of a sample. Raises EngineError unless ours and recent, Lost for
+        weights that were on their way when loading them was broken off.
+        """
         versions = []
         for label in labels:
             session, _, number = label.rpartition("-")
+            if (session, number) == (self._session_id, LOADING):
+                raise Lost("half loaded", f"{backend.url} has not got all of its weights")
             if session != self._session_id or not number.isdigit():
                 raise EngineError(
                     f"{backend.url} sampled with weights {label!r}, which this run has not given it; does "
@@ -276,9 +284,11 @@ class VLLMEngine:
 
     async def _load(self, weights: Path | Tensors, version: int) -> None:
         self._broken = f"version {version} was not loaded by all of them"
-        self.weight_version = version
         try:
-            self._shipment = await asyncio.to_thread(shipment, weights, self.plan.config, self._aside)
+            aside = self._aside / str(version)
+            shipped = await asyncio.to_thread(shipment, weights, self.plan.config, aside)
+            # both at once: a server may be revived meanwhile
+            self._shipment, self.weight_version = shipped, version
             loads = [backend.sync(self._shipment, self._label) for backend in self._backends]
             # all come to an end before one speaks: none may still be loading when the caller goes on
             for outcome in await asyncio.gather(*loads, return_exceptions=True):
@@ -287,6 +297,8 @@ class VLLMEngine:
         except EngineError as error:
             raise EngineError(f"the weights of version {version} did not arrive: {error}") from error
         self._broken = None
+        for old in set(self._aside.glob("*")) - {aside}:
+            shutil.rmtree(old)
 
     @property
     def _label(self) -> str:

@@ -1,31 +1,28 @@
 """The ways in which a server gets new weights (`engine.weight_transfer`).
 
     disk         the server reads a model folder that both sides see
-    gloo, nccl   this process sends each tensor to the server's workers, over a group of their own
-                 (`served/transfer_group.py`); no folder is shared, and none need be written
+    gloo, nccl   this process sends each tensor to the server's workers, over a group of their own (`link`);
+                 no folder is shared, and none need be written
 
-Whatever happens on the way ends as Lost: the group is given up, the next try makes another one.
+What goes wrong on the way ends as Lost: the group is given up, the next try makes another one. A server that
+was not sent all of the weights still has the old ones, under a label that no answer may have.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+import json
 from pathlib import Path
-import socket
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
 from paravt.config import VLLMEngineConfig
-from paravt.engines.backend import Backend, Lost
+from paravt.engines.backend import Backend
 from paravt.engines.base import EngineError
+from paravt.engines.link import Link, Tensors
 from paravt.engines.tied import with_head
 
 if TYPE_CHECKING:
     import torch
-
-Tensors = Mapping[str, "torch.Tensor"]
-First, Second = TypeVar("First"), TypeVar("Second")
 
 
 class Shipment(Protocol):
@@ -72,100 +69,20 @@ def shipment(weights: Path | Tensors, config: VLLMEngineConfig, aside: Path) -> 
 
 
 def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a model folder by name."""
+    """The tensors of a model folder by name. Raises EngineError if there are none."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    index = folder / "model.safetensors.index.json"
     try:
-        files = sorted(folder.glob("*.safetensors"))
-        return {name: tensor for path in files for name, tensor in load_file(path).items()}
-    except (OSError, SafetensorError) as error:
+        if index.is_file():
+            names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+            files = [folder / name for name in sorted(names)]
+        else:
+            files = sorted(folder.glob("*.safetensors"))
+        tensors = {name: tensor for path in files for name, tensor in load_file(path).items()}
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise EngineError(f"the weights in {folder} cannot be read ({error})") from error
-
-
-class Link:
-    """Process 0 of a group with the workers of one server."""
-
-    def __init__(self, group: Any, device: str, workers: int) -> None:
-        self._group, self._device, self._workers = group, device, workers
-
-    @classmethod
-    async def open(cls, server: Backend) -> Link:
-        """A group with `server`, as the configuration says."""
-        import torch
-
-        from paravt.engines.served.transfer_group import join_group
-
-        config = server.plan.config
-        kind, host = config.weight_transfer, config.transfer_host
-        if kind == "nccl" and not torch.cuda.is_available():
-            raise EngineError(
-                "engine.weight_transfer is nccl, but no GPU is here; write gloo, or disk where trainer and "
-                "servers see the same folders"
-            )
-        workers = int((await server.call("GET", "/get_world_size"))["world_size"])
-        try:
-            listener = socket.create_server((host, 0))
-        except OSError as error:
-            raise EngineError(f"cannot listen on engine.transfer_host {host!r}: {error}") from error
-        place = {"kind": kind, "host": host, "port": listener.getsockname()[1], "size": workers + 1}
-        place["timeout_s"] = config.request_timeout_s
-        joining = asyncio.to_thread(join_group, **place, rank=0, listener=listener.detach())
-        _, group = await _both(server.rpc("paravt_join", **place), _as_lost(joining))
-        return cls(group, "cuda" if kind == "nccl" else "cpu", workers)
-
-    async def send(self, server: Backend, tensors: Tensors) -> None:
-        """Send all of `tensors`, and wait until the workers have loaded them."""
-        facts = {
-            "names": list(tensors),
-            "dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()],
-            "shapes": [list(tensor.shape) for tensor in tensors.values()],
-        }
-        received = server.rpc("paravt_receive", **facts)
-        sending = asyncio.to_thread(self._broadcast, tensors)
-        answer, _ = await _both(received, _as_lost(sending), self._group.abort)
-        if answer != [{"arrived": len(tensors)}] * self._workers:
-            raise EngineError(f"{server.url} was sent {len(tensors)} weights and reports {answer}")
-
-    def _broadcast(self, tensors: Tensors) -> None:
-        import torch
-
-        from paravt.engines.served.transfer_group import broadcast
-
-        for tensor in tensors.values():
-            broadcast(self._group, tensor.detach().to(self._device).contiguous())
-        if self._device == "cuda":
-            torch.cuda.synchronize()
-
-
-async def _both(
-    theirs: Coroutine[Any, Any, First],
-    ours: Coroutine[Any, Any, Second],
-    give_up: Callable[[], None] = lambda: None,
-) -> tuple[First, Second]:
-    """What both return. If one fails, or if nobody waits any more, `give_up` is to end the other."""
-    tasks = asyncio.ensure_future(theirs), asyncio.ensure_future(ours)
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        if not all(task.done() for task in tasks):
-            give_up()
-        # the server's words come first: they say more
-        for answer in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
-    except asyncio.CancelledError:
-        give_up()
-        tasks[0].cancel()
-        raise
-    return tasks[0].result(), tasks[1].result()
-
-
-async def _as_lost(ours: Coroutine[Any, Any, Second]) -> Second:
-    try:
-        return await ours
-    except RuntimeError as error:  # torch's, for whatever happens to a group
-        raise Lost("transfer broken", f"the weights did not get through ({_first_line(error)})") from error
-
-
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0][:200]
+    if not tensors:
+        raise EngineError(f"{folder} holds no weights")
+    return tensors

@@ -18,6 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from paravt.engines.base import Engine
 from paravt.export import export_weights, publish_model
+from paravt.state import is_split
 from paravt.training import TrainingRun
 
 
@@ -46,7 +47,9 @@ class Handover:
             publish_model(self._folder(version), write)
         elif self.run.is_first:
             weights = model.state_dict() if weights is None else weights
-            self._tensors[version] = {name: _copy(tensor) for name, tensor in weights.items()}
+            if not is_split(model):  # those of a split model were put together on the CPU already
+                weights = {name: tensor.detach().to("cpu", copy=True) for name, tensor in weights.items()}
+            self._tensors[version] = weights
 
     def give(self, version: int) -> None:
         """Have the engine load `version`. Raises EngineError if it cannot."""
@@ -71,8 +74,3 @@ class Handover:
 
     def _folder(self, version: int) -> Path:
         return self._home / str(version)
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """On the CPU, and no longer what training writes to."""
-    return tensor.detach().to("cpu", copy=True)

@@ -10,6 +10,7 @@ from paravt.agent import run_episodes
 from paravt.conversation import Conversation
 from paravt.engines import EngineError, Request, Sampling, TransformersEngine
 from paravt.engines.factory import make_engine
+from paravt.engines.served import transfer_group
 from paravt.model import (
     collate,
     load_model,
@@ -134,10 +135,25 @@ def test_new_weights_change_the_answers_and_their_version(engine, encoder, sampl
     assert [r.main.ids for r in back] == [r.main.ids for r in before]
 
 
+def breaking_once(number: int):
+    """A broadcast that fails at its call of that number, and never again."""
+    real, calls = transfer_group.broadcast, []
+
+    def broadcast(group, tensor) -> None:
+        calls.append(tensor)
+        if len(calls) == number:
+            raise RuntimeError("the cable is cut")
+        real(group, tensor)
+
+    return broadcast
+
+
 def test_weights_that_are_sent_are_those_that_are_read_from_the_disk(
-    engine, named, params, encoder, limits, samples, agent, tmp_path
+    engine, named, params, encoder, limits, samples, agent, tmp_path, monkeypatch
 ):
-    """The same server over a group of processes; the disk is not used, and log-probs are the trainer's."""
+    """The same server over a group of processes; the disk is not used, and log-probs are the trainer's. A
+    transfer that breaks in the middle is made again, and leaves nothing behind.
+    """
     changed = load_model(BASE)
     with torch.no_grad():
         for weight in changed.parameters():
@@ -151,9 +167,12 @@ def test_weights_that_are_sent_are_those_that_are_read_from_the_disk(
         assert {version for r in sent for version in r.weight_versions} == {5}
         assert gap(changed, said(sent), 1.0)[0] < CLOSE
         assert gap(load_model(BASE), said(sent), 1.0)[0] > 10 * CLOSE
-        with pytest.raises(EngineError, match="version 6 did not arrive"):
-            sending.load_tensors({"model.nowhere.weight": torch.zeros(3)}, 6)
+        with pytest.raises(EngineError, match="model.nowhere .* is not among those"):
+            sending.load_tensors(changed.state_dict() | {"model.nowhere": torch.zeros(3)}, 6)
+        assert not sending.counts
+        monkeypatch.setattr(transfer_group, "broadcast", breaking_once(40))
         sending.load_tensors(changed.state_dict(), 7)
+        assert sending.counts == {"weights: transfer broken": 1}
         again = run_episodes(sending, samples, agent(1.0))
         assert [r.main.ids for r in again] == [r.main.ids for r in sent]
     save_model(changed, BASE, tmp_path / "saved")

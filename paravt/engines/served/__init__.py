@@ -1,1 +1,4 @@
-"""What runs inside the server's environment: modules of the standard library alone, found by PYTHONPATH."""
+"""What runs inside the vLLM server's environment, found by PYTHONPATH.
+
+Its modules import each other, the standard library and torch, nothing else of this project.
+"""
