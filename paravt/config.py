@@ -427,6 +427,13 @@ class Params(Group):
                 f"episode.mode is {self.episode.mode}, but stages train and ask in our own words; write "
                 "evaluate.benchmark_mode for the published splits"
             )
+        if self.engine.name == "vllm" and self.engine.weight_transfer == "nccl":
+            first, trainers = self.engine.first_gpu, self.train.rl_processes or self.train.processes
+            if first is not None and first < trainers:
+                raise ValueError(
+                    f"engine.weight_transfer is nccl, but servers and trainer share GPU {first}, which NCCL "
+                    "refuses; write gloo or disk, or another engine.first_gpu"
+                )
         asked = self.evaluate.benchmark_mode or ""
         brought = self.data.hub.prompts if self.data.hub else []
         if asked.startswith(UPSTREAM) and asked.removeprefix(UPSTREAM) not in brought:

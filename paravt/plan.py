@@ -67,6 +67,8 @@ class Assumptions:
     readers: int = 4
     """Videos that a process reads at the same time."""
     disk_gb_per_s: float = 2.0
+    copy_gb_per_s: float = 5.0
+    """Of weights that are sent, between GPU and host and over the group alike."""
 
 
 @dataclass(frozen=True)
@@ -268,8 +270,22 @@ def _rl_seconds(
         "read": _pass_s(sizes, read, 2, servers, guess),
         "write": written / (guess.decode_tokens_per_s * servers),
         "train": _pass_s(sizes, tokens, cost, gpus, guess),
-        "sync": 2 * 2 * sizes.parameters / 1e9 / guess.disk_gb_per_s,
+        "sync": _sync_seconds(params, sizes, guess),
     }
+
+
+def _sync_seconds(params: Params, sizes: Architecture, guess: Assumptions) -> float:
+    """New weights, in 16 bits: written to the disk and read there, or copied to this host, to the
+    server's, and to its GPU.
+    """
+    gigabytes = 2 * sizes.parameters / 1e9
+    if _over_the_disk(params):
+        return 2 * gigabytes / guess.disk_gb_per_s
+    return 3 * gigabytes / guess.copy_gb_per_s
+
+
+def _over_the_disk(params: Params) -> bool:
+    return params.engine.name != "vllm" or params.engine.weight_transfer == "disk"
 
 
 def _disk(params: Params, sizes: Architecture) -> dict[str, float]:
@@ -281,7 +297,8 @@ def _disk(params: Params, sizes: Architecture) -> dict[str, float]:
         checkpoint = (12 * sizes.text_parameters + 2 * sizes.vision_parameters) / GIB
     kept = max(2, params.grpo.keep_checkpoints) + 1  # one more while it is written
     # base, SFT, RL, and the folders that the server reads; DVC links outputs into its cache
-    return {"models": (4 + params.grpo.staleness) * model, "checkpoints": kept * checkpoint}
+    handed_over = 1 + params.grpo.staleness if _over_the_disk(params) else 0
+    return {"models": (3 + handed_over) * model, "checkpoints": kept * checkpoint}
 
 
 def describe(plan: Plan) -> str:
