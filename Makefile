@@ -71,7 +71,7 @@ repro: $(READY) ## train and evaluate: dvc repro inside one MLflow run
 flow: $(READY) ## the same stages as a Prefect flow
 	@$(BIN)/python -m flows.pipeline
 
-test: $(READY) ## all tests but those of make test-vllm and make test-stack
+test: $(READY) ## all tests but those of make test-vllm, test-stack and test-browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "not vllm and not stack and not browser"
 
 test-vllm: $(READY) $(VLLM)/.ready-$(DEVICE) ## the tests that need a real vLLM server

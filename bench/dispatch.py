@@ -170,7 +170,8 @@ def markdown(rows: Sequence[dict[str, Any]], picture: str, command: str, model: 
     lines += [
         f"Model `{model}`, {rows[0]['episodes']} greedy episodes a row, each run alone, with {FRAMES} "
         "overview frames. The windows are given, so that all ways look at the same ones; reports and answers "
-        "are the model's own. Seconds are medians.",
+        "are the model's own. Accuracy is over few questions and says little; what is measured are the "
+        "costs. Seconds are medians.",
         "",
         f"![curves over the number of windows]({picture})",
         "",

@@ -226,7 +226,11 @@ def _parser() -> argparse.ArgumentParser:
     showing.add_parser(actions)
 
     scoring = commands.add_parser("score", help="score rollouts that were made elsewhere")
-    scoring.add_argument("file", type=Path, help="one JSON object a line; see the README for its fields")
+    scoring.add_argument(
+        "file",
+        type=Path,
+        help="one JSON object a line: question_type, answer, options, assistant_turns, executed",
+    )
     scoring.set_defaults(command=score)
 
     serving = commands.add_parser("serve", help="serve a model by vLLM, for the engine vllm")

@@ -119,7 +119,12 @@ def fetch(options: argparse.Namespace) -> int:
     wanted = [name for name in dict.fromkeys(names) if name != "needles"]
     with Progress() as progress:
         files = fetch_benchmarks(
-            wanted, options.tables, options.media or media_root(), options.rows, progress
+            wanted,
+            options.tables,
+            options.media or media_root(),
+            options.rows,
+            progress,
+            licences=options.licences,
         )
     print(f"{len(files)} media files of {', '.join(wanted)} are here; tables in {options.tables}")
     return 0
@@ -177,6 +182,13 @@ def add_parser(commands: Any) -> None:
         type=_listed,
         metavar="A,B",
         help="published baselines, for upstream:NAME",
+    )
+    fetching.add_argument(
+        "--licences",
+        type=_listed,
+        default=["apache-2.0", "mit"],
+        metavar="A,B",
+        help="licences that you accept; `unknown` is a repository that names none (apache-2.0,mit)",
     )
     fetching.add_argument("--rows", type=positive, help="media of the first rows only")
     _place_options(fetching)

@@ -71,7 +71,8 @@ class Hub:
         if self.licences is not None and licence not in self.licences:
             raise HubError(
                 f"{repository} is under licence {licence!r}, which is not among those accepted "
-                f"({', '.join(self.licences)}); if your use fits it, add it to data.hub.licences"
+                f"({', '.join(self.licences)}); if your use fits it, add it to data.hub.licences "
+                "(of `paravt eval fetch`: --licences)"
             )
         self.opened[key] = remote
         return remote
@@ -183,15 +184,16 @@ def fetch_benchmarks(
     rows: int | None = None,
     reporter: Reporter | None = None,
     workers: int = 4,
+    licences: Sequence[str] = KNOWN_LICENCES,
 ) -> list[MediaFile]:
     """Tables and media of benchmarks by name, for those who evaluate without the pipeline.
 
-    Raises HubError in one sentence; ValueError for a benchmark that is not known.
+    Raises HubError in one sentence, also for a licence that is not among `licences`; ValueError for a benchmark that is not known.
     """
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
         raise ValueError(f"no published benchmark is called {unknown[0]!r}; use one of {', '.join(SOURCES)}")
-    with Hub(root, reporter, workers) as hub:
+    with Hub(root, reporter, workers, licences=licences) as hub:
         return [file for name in names for file in fetch_benchmark(hub, SOURCES[name], folder, rows).media]
 
 

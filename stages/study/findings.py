@@ -139,14 +139,9 @@ def findings(
     ):
         add(says, published, 1, compliance, "vanilla_grpo", name)
         add(f"{says}, in training", published, 1, FORMAT_IN_TRAINING, "vanilla_grpo", name)
-    add(
-        "gating alone does not help format",
-        "f_tau 0.13 -> 0.10",
-        0,
-        compliance,
-        "vanilla_grpo",
-        "gating_only",
-    )
+    says, published = "gating alone does not help format", "f_tau 0.13 -> 0.10"
+    add(says, published, 0, compliance, "vanilla_grpo", "gating_only")
+    add(f"{says}, in training", published, 0, FORMAT_IN_TRAINING, "vanilla_grpo", "gating_only")
     for name, says, published in (
         ("para_grpo", "PARA-GRPO calls the tool more than vanilla GRPO", "kappa 0.02 -> 0.21"),
         ("anchoring_only", "anchoring alone calls the tool more than vanilla GRPO", "kappa 0.02 -> 0.19"),

@@ -36,6 +36,7 @@ from stages.tables import difference, interval, listed, number
 TARGET = HOME / "report"
 TITLE = "What each part of PARA-GRPO buys, at tiny scale"
 MAIN = ("vanilla_grpo", "anchoring_only", "gating_only", "para_grpo")
+VANILLA = "vanilla_grpo"
 
 # arXiv 2605.20342, Table 2: f_tau, kappa, VideoMME without and with subtitles, LVBench, MLVU
 PUBLISHED = {
@@ -91,6 +92,7 @@ def build(study: Study, runs: Runs) -> tuple[list[Block], dict[str, Any]]:
     trained: list[Column] = [COMPLIANCE_IN_TRAINING, FORMAT_IN_TRAINING, CALLS_IN_TRAINING]
     columns: list[Column] = [*compliance, *accuracy, *calls, *trained]
     main = [name for name in (*STARTS, *MAIN) if name in runs]
+    arms = [name for name in MAIN if name in runs and name != VANILLA]
     pairs = [base for base in study.bases if {base, f"{base}_para", f"{base}_vanilla"} <= set(runs)]
     based = [name for name in runs if study.arm(name).start.name in study.bases]
     others = [name for name in runs if name not in (*main, *based)]
@@ -103,6 +105,7 @@ def build(study: Study, runs: Runs) -> tuple[list[Block], dict[str, Any]]:
         Paragraph(LIMITS),
         Heading("The four arms"),
         _columns_table(study, runs, main, columns, COLUMNS),
+        _changes(study, runs, arms, columns, VANILLA, "Each arm minus vanilla GRPO"),
         Heading("Beside the published table"),
         _beside(study, runs, accuracy),
         Heading("In training"),
@@ -113,7 +116,7 @@ def build(study: Study, runs: Runs) -> tuple[list[Block], dict[str, Any]]:
         blocks += [
             Heading("One thing changed"),
             _columns_table(study, runs, shown, columns, COLUMNS),
-            _changes(study, runs, others, columns),
+            _changes(study, runs, others, columns, "para_grpo", "Each variant minus PARA-GRPO"),
         ]
     if pairs:
         blocks += [
@@ -173,18 +176,21 @@ def _contrast(study: Study, runs: Runs, bases: Sequence[str], columns: Sequence[
     return Table(["", *(column.label for column in columns)], rows, caption)
 
 
-def _changes(study: Study, runs: Runs, names: Sequence[str], columns: Sequence[Column]) -> Table:
+def _changes(
+    study: Study, runs: Runs, names: Sequence[str], columns: Sequence[Column], of: str, caption: str
+) -> Table:
+    """Each of `names` minus the arm `of`."""
     rows = [
         [
             study.arm(name).label,
             *(
-                difference(difference_of(column, runs.get("para_grpo", ()), runs[name]), column.percent)
+                difference(difference_of(column, runs.get(of, ()), runs[name]), column.percent)
                 for column in columns
             ),
         ]
         for name in names
     ]
-    caption = "Each variant minus PARA-GRPO, paired by seed and question, with 95 % intervals."
+    caption += ", paired by seed and question, with 95 % intervals."
     return Table(["", *(column.label for column in columns)], rows, caption)
 
 

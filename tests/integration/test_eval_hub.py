@@ -23,7 +23,11 @@ def test_published_splits_from_the_hub_to_figures(tmp_path, monkeypatch, capsys)
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     with HubServer(build(tmp_path / "hub")) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
-        assert cli.main(["eval", "fetch", "--benchmarks", ",".join(PUBLISHED), "--tables", "tables"]) == 0
+        words = ["eval", "fetch", "--benchmarks", ",".join(PUBLISHED), "--tables", "tables"]
+        assert cli.main(words) == 2
+        assert "is under licence 'unknown', which is not among those accepted" in capsys.readouterr().err
+        assert not any(path.is_file() for path in Path("media").rglob("*"))
+        assert cli.main([*words, "--licences", "apache-2.0,mit,cc-by-nc-sa-4.0,unknown"]) == 0
         assert "media files of videomme, longvideobench" in capsys.readouterr().out
 
     def answer(body):
