@@ -2,7 +2,7 @@
 
     metrics.jsonl   one line a step, as the trainer wrote it
     steps.csv       the same as a table, for `dvc plots`
-    metrics.json    means over the last tenth of the steps, and what was left out; for `dvc metrics`
+    metrics.json    means over the last tenth of the steps, and how much was left out, by reason
 
 No times: two runs of the same thing write the same bytes.
 """

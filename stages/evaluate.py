@@ -2,8 +2,12 @@
 
 Reads models/NAME, data/prepared/eval.jsonl and params.yaml. Asks each question greedily at each frame budget
 of evaluate.budgets, and samples episodes at evaluate.format_temperatures for format compliance and the mean
-format reward. Writes reports/evaluate/NAME/results.jsonl (one line a question) and metrics.json, both without
-times; where evaluate.benchmarks names published splits (tables in data/hub), benchmarks/ beside them.
+format reward. Writes to reports/evaluate/NAME, all of it without times:
+
+    results.jsonl    one line a question
+    metrics.json     all figures, with intervals and counts
+    headline.json    the few that `dvc metrics` shows
+    benchmarks/      where evaluate.benchmarks names published splits (tables in data/hub)
 
 Answers are kept in .scratch/evaluate/NAME.jsonl as they come; a run that was stopped goes on from there.
 Ends with 1 if more than evaluate.max_error_share of the questions failed or were skipped.
@@ -33,7 +37,7 @@ from stages import params as parameters
 from stages.benchmarks import VERDICTS, copy_results, evaluate_published
 from stages.command import command, fail
 from stages.definition import dvc_hash
-from stages.headline import COLUMNS, TABLE, headline, table
+from stages.headline import COLUMNS, TABLE, bare, headline, table
 from stages.outputs import write_json
 from stages.tracking import StageReporter, stage_run
 
@@ -133,12 +137,15 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float | None]:
 
 
 def write_outputs(target: Path, results: Sequence[Result], published: Path | None = None) -> dict[str, Any]:
-    """results.jsonl, metrics.json and, from `published`, benchmarks/: all or none; returns the metrics."""
+    """results.jsonl, metrics.json, headline.json and, from `published`, benchmarks/: all or none; returns the
+    metrics.
+    """
     metrics = metrics_of(results)
 
     def write(folder: Path) -> None:
         write_results(folder / "results.jsonl", results)
         write_json(folder / "metrics.json", metrics)
+        write_json(folder / "headline.json", bare(headline(results)))
         if published is not None:
             copy_results(published, folder / "benchmarks")
 

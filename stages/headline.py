@@ -9,12 +9,13 @@
     result/error_share         questions that failed or were skipped
 
 They stand on evaluation runs, on runs of the study and on the pipeline's run, so that a chart or a column of
-the runs table holds all arms and seeds. Shares are from 0 to 1.
+the runs table holds all arms and seeds. `dvc metrics` and `dvc exp` show them too, as `accuracy` and so on.
+Shares are from 0 to 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from paravt.benchmarks.results import FINISHED, Result
 from paravt.benchmarks.summary import error_share, strict_scores
@@ -52,6 +53,12 @@ def headline(results: Sequence[Result]) -> dict[str, float | None]:
     found["tool_calls"] = _mean(result.calls or 0 for result in greedy if result.status in FINISHED)
     found["error_share"] = error_share(results)
     return {f"{PREFIX}{name}": value for name, value in found.items()}
+
+
+def bare(figures: Mapping[str, float | None]) -> dict[str, float]:
+    """headline.json: those of `figures` that are known, under names without the prefix."""
+    known = {name: value for name, value in figures.items() if value is not None}
+    return {name.removeprefix(PREFIX): round(value, 6) for name, value in known.items()}
 
 
 def table(results: Sequence[Result]) -> list[list]:

@@ -75,9 +75,13 @@ def test_equal_runs_write_equal_bytes(params, samples, tmp_path):
         metrics = write_outputs(target, results)
         written.append({path.name: path.read_bytes() for path in target.iterdir()})
     assert written[0] == written[1] == written[2]
-    assert sorted(written[0]) == ["metrics.json", "results.jsonl"]
+    assert sorted(written[0]) == ["headline.json", "metrics.json", "results.jsonl"]
     assert len(read_results(target / "results.jsonl")) == 2 * 6 + 2 * 8
     assert metrics["counts"]["asked"] == 28
+    few = json.loads(written[0]["headline.json"])
+    assert few["accuracy_k2"] == pytest.approx(metrics["accuracy"]["k2"]["all"]["strict"], abs=1e-6)
+    assert {"accuracy", "accuracy_k4", "compliance_t0.7", "compliance_t1", "tool_calls"} < set(few)
+    assert len(few) < 16  # a row of `dvc metrics show`
     assert set(metrics["sampled"]) == {"t0.7", "t1"} and set(metrics["greedy"]) == {"k2", "k4"}
     assert "seconds" not in json.dumps(metrics)
     assert metrics["accuracy"]["k2"]["all"]["n"] == 6

@@ -10,6 +10,7 @@ import pytest
 
 from stages.definition import definitions
 from stages.environment import SETTINGS
+from stages.evaluate import NAMES
 from stages.params import ROOT, check, compose, dump, read_yaml
 
 STAGES = ("download", "validate", "sft", "para_grpo", "evaluate@sft", "report")
@@ -145,4 +146,5 @@ def test_dvc_composes_params_from_conf_without_telemetry():
     config = (ROOT / ".dvc" / "config").read_text(encoding="utf-8")
     for line in ("analytics = false", "check_update = false", "enabled = true", "config_dir = conf"):
         assert line in config
-    assert read_yaml(ROOT / "dvc.yaml")["metrics"]
+    shown = read_yaml(ROOT / "dvc.yaml")["metrics"]
+    assert shown == [f"reports/evaluate/{name}/headline.json" for name in NAMES]
