@@ -12,40 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 import sys
 
-from paravt.data.media import MediaFile, MediaStore, media_root, read_manifest
-from paravt.reporter import LogReporter, Reporter
-from paravt.weights import REFERENCE, referenced
-from stages.command import HUB_MANIFEST, PREPARED_MEDIA, command, fail
-
-MANIFESTS = (HUB_MANIFEST, PREPARED_MEDIA)
-
-
-def ensure(files: Sequence[MediaFile], reporter: Reporter | None = None, workers: int = 4) -> int:
-    """Bring the files that this machine's root lacks; returns how many came.
-
-    Raises ValueError if some cannot be had, HubError if the hub cannot be asked.
-    """
-    from paravt.data.hub import Hub
-
-    store = MediaStore(media_root())
-    lacking = [file for file in files if store.lacks(file)]
-    if not lacking:
-        return 0
-    # their licences were looked at when the manifest was made
-    with Hub(store.root, reporter or LogReporter(), workers, licences=None) as hub:
-        left = hub.refetch(lacking)
-    if left:
-        first = f"{left[0].path} of {left[0].repository}: {store.lacks(left[0])}"
-        raise ValueError(f"{len(left)} of {len(files)} media files cannot be had, first {first}")
-    return len(lacking)
-
-
-def named(manifests: Sequence[Path], models: Path = Path("models")) -> list[MediaFile]:
-    """The files of all manifests that are there, and the weights that model folders name."""
-    found = {file: None for path in manifests if path.is_file() for file in read_manifest(path)}
-    for folder in sorted(path.parent for path in models.glob(f"*/{REFERENCE}")):
-        found.update(dict.fromkeys(referenced(folder)))
-    return list(found)
+from paravt.data.media import media_root
+from paravt.reporter import LogReporter
+from stages.command import command, fail
+from stages.supply import MANIFESTS, ensure, named
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,16 +12,12 @@ from dataclasses import dataclass
 import json
 import logging
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import aiohttp
 
 from paravt.engines.base import EngineError, Refused
 from paravt.engines.server import KEY, URLS, ServerPlan, VLLMServer
-
-if TYPE_CHECKING:
-    from paravt.engines.link import Link
-    from paravt.engines.weight_transfer import Shipment
 
 log = logging.getLogger("paravt")
 
@@ -41,9 +37,19 @@ class Lost(EngineError):
         self.reason = reason
 
 
+class Shipment(Protocol):
+    """The weights of one version, ready to be delivered to any server, again if need be."""
+
+    async def deliver(self, server: Backend) -> None:
+        """Returns when the server has loaded them. Raises Lost where it may be tried again."""
+
+
 @dataclass(eq=False)
 class Backend:
-    """One server; `process` if it is our own, `counts` and `jitter` are those of the engine."""
+    """One server; `process` if it is our own, `counts` and `jitter` are those of the engine.
+
+    `link` is the shipments' own: what one leaves for the next, of no use to a server that was started again.
+    """
 
     url: str
     plan: ServerPlan
@@ -51,7 +57,7 @@ class Backend:
     counts: Counter[str]
     jitter: random.Random
     process: VLLMServer | None = None
-    link: Link | None = None
+    link: Any = None
     in_flight: int = 0
     restarts: int = 0
 

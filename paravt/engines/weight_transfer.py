@@ -13,23 +13,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from paravt.config import VLLMEngineConfig
-from paravt.engines.backend import Backend
+from paravt.engines.backend import Backend, Shipment
 from paravt.engines.base import EngineError
 from paravt.engines.link import Link, Tensors
 from paravt.engines.tied import with_head
 
 if TYPE_CHECKING:
     import torch
-
-
-class Shipment(Protocol):
-    """The weights of one version, ready to be delivered to any server, again if need be."""
-
-    async def deliver(self, server: Backend) -> None:
-        """Returns when the server has loaded them. Raises Lost where it may be tried again."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +42,8 @@ class Broadcast:
     tensors: Tensors
 
     async def deliver(self, server: Backend) -> None:
-        link, server.link = server.link, None  # it comes back if it holds
-        link = link or await Link.open(server)
+        kept, server.link = server.link, None  # it comes back if it holds
+        link: Link = kept or await Link.open(server)
         await link.send(server, self.tensors)
         server.link = link
 

@@ -42,8 +42,9 @@ from stages.scratch import Scratch
 from stages.tracking.journal import Busy, Journal
 from stages.tracking.lifeline import Stopped, lifeline
 from stages.tracking.reporter import StageReporter
-from stages.tracking.sink import Sender, Target, settle, tracking_uri
+from stages.tracking.sink import Sender, settle
 from stages.tracking.system import SystemMetrics
+from stages.tracking.target import Target, tracking_uri
 
 __all__ = [
     "Busy",

@@ -19,7 +19,7 @@ from stages.tracking import spans
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-    from stages.tracking.sink import Target
+    from stages.tracking.target import Target
 
 PARAMS_A_CALL = 90  # MLflow takes 100 parameters a call
 TAG_LENGTH = 5000

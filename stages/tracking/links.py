@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from stages import headline
 from stages.tracking import cost
 from stages.tracking.events import allowed
-from stages.tracking.sink import Target
+from stages.tracking.target import Target
 
 if TYPE_CHECKING:
     from mlflow.entities import Run

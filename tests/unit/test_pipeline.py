@@ -24,13 +24,12 @@ FRAME = {
     "stages.command",
     "stages.definition",
     "stages.environment",
-    "stages.headline",
     "stages.launch",
-    "stages.media",
     "stages.outputs",
     "stages.params",
     "stages.redact",
     "stages.scratch",
+    "stages.supply",
 }
 
 _REWARDS = (".accuracy", ".format", ".published", ".score", ".tool")

@@ -12,7 +12,7 @@ from paravt.data.media import MediaFile, MediaStore, media_path, resolve_media, 
 from paravt.data.schema import Row, VideoFacts, ledger_frame, question_frame
 from paravt.data.training import Fate, Ledger, ledger_rows
 from paravt.weights import write_reference
-from stages.command import USE_MEDIA, ensure_media
+from stages import supply
 from stages.published import notes
 from stages.suites import benchmark_suite, new_context, published_suite, run_suite
 from tests.clips import write_clip, write_truncated
@@ -139,8 +139,8 @@ def test_a_person_is_told_of_licences_and_what_is_missing():
 def test_a_stage_asks_for_the_media_that_it_uses(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     asked = []
-    monkeypatch.setattr("stages.media.ensure", asked.append)
-    ensure_media(USE_MEDIA["sft"])
+    monkeypatch.setattr(supply, "ensure", asked.append)
+    supply.bring("sft")
     assert asked == []  # nothing published is in use
     training = MediaFile("ParaVT/ParaVT-Source", "c", "selfqa/a.mp4", 1, "1" * 64, "a.zip")
     split = MediaFile("yale-nlp/MMVU", "c", "videos/Art/0.mp4", 1, "2" * 64)
@@ -159,5 +159,5 @@ def test_a_stage_asks_for_the_media_that_it_uses(tmp_path, monkeypatch):
         "para_grpo": {training, base},
         "evaluate": {split, base},
     }.items():
-        ensure_media(USE_MEDIA[stage])
+        supply.bring(stage)
         assert set(asked.pop()) == files
