@@ -143,10 +143,7 @@ def run_dvc(
     held: Sequence[int] = (),
 ) -> int:
     """Run a DVC command under the supervisor; its exit code. Without `line` it writes to this terminal."""
-    env = dict(os.environ) | dict(environment or {})
-    # the stage's `python` is the one that runs us, on whatever PATH we were started, or that of its pool
-    python = Path(env.pop(STAGE_PYTHON, sys.executable))
-    env["PATH"] = f"{python.parent}{os.pathsep}{env.get('PATH', '')}"
+    _, env = _stage_python(environment)
     return _supervised([sys.executable, "-m", "dvc", *words], root, env, line, held)
 
 
@@ -158,10 +155,16 @@ def run_module(
     held: Sequence[int] = (),
 ) -> int:
     """`python -m WORDS` under the supervisor, as `run_dvc`, by the interpreter of the pool's stages."""
+    python, env = _stage_python(environment)
+    return _supervised([str(python), "-m", *words], root, env, line, held)
+
+
+def _stage_python(environment: Mapping[str, str] | None) -> tuple[Path, dict[str, str]]:
+    """The interpreter of stages (their pool's or ours) and an environment in which it is `python`, on any PATH."""
     env = dict(os.environ) | dict(environment or {})
     python = Path(env.get(STAGE_PYTHON, sys.executable))
     env["PATH"] = f"{python.parent}{os.pathsep}{env.get('PATH', '')}"
-    return _supervised([str(python), "-m", *words], root, env, line, held)
+    return python, env
 
 
 def _supervised(

@@ -17,24 +17,16 @@ from typing import Any, Protocol
 import aiohttp
 
 from paravt.engines.base import EngineError, Refused
+from paravt.engines.exchange import Lost, exchange, parsed, pause_s, said
 from paravt.engines.server import KEY, URLS, ServerPlan, VLLMServer
 
 log = logging.getLogger("paravt")
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0
 CONTROL_TIMEOUT_S = 60.0  # of a control request; loading weights has the limit of a generation
-CONNECT_TIMEOUT_S = 10.0
 MOST_RESTARTS = 3
 FRESH, LOADING = "default", "loading"  # vLLM's label before any was set; ours while weights are loaded
 GENERATE = "/inference/v1/generate"
-
-
-class Lost(EngineError):
-    """Nothing came back, or an error of the server; `reason` is counted. The same may be sent again."""
-
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 class Shipment(Protocol):
@@ -163,9 +155,8 @@ class Backend:
         await asyncio.to_thread(self.process.wait_ready)
 
     async def back_off(self, attempt: int) -> None:
-        """Wait before the next try: twice as long each time, give or take a half."""
-        wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt)
-        await asyncio.sleep(wait_s * self.jitter.uniform(0.5, 1.5))
+        """Wait before the next try."""
+        await asyncio.sleep(pause_s(attempt, FIRST_WAIT_S, LONGEST_WAIT_S, self.jitter))
 
     async def call(
         self, method: str, path: str, content: bytes | None = None, timeout_s: float = CONTROL_TIMEOUT_S
@@ -176,42 +167,17 @@ class Backend:
         server that is.
         """
         headers = {"Content-Type": "application/json"} if content is not None else {}
-        limits = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        try:
-            async with self.http.request(
-                method, self.url + path, data=content, headers=headers, timeout=limits
-            ) as answer:
-                status, text = answer.status, await answer.text()
-        except TimeoutError as error:
-            raise Lost("timeout", f"{self.url}{path} did not answer within {timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            words = f"{self.url} cannot be reached ({type(error).__name__}: {error})"
-            raise Lost("connection lost", words) from error
+        status, text = await exchange(
+            self.http, method, self.url + path, timeout_s, data=content, headers=headers
+        )
         if status in (401, 403):
             raise EngineError(f"{self.url} refuses the key; put the key of that server into {KEY}")
         if status == 404:
             raise EngineError(
-                f"{self.url} does not know {path.partition('?')[0]} or the model: {_said(text)}; {URLS} must "
+                f"{self.url} does not know {path.partition('?')[0]} or the model: {said(text)}; {URLS} must "
                 "name servers that `paravt serve` started"
             )
-        if status >= 500 or status in (408, 429):
-            raise Lost(f"HTTP {status}", f"{self.url}{path} answered {status}: {_said(text)}")
-        if status >= 400:
-            raise Refused(f"{self.url} refuses it ({status}): {_said(text)}")
-        try:
-            data = json.loads(text) if text else {}
-        except ValueError as error:
-            words = f"{self.url}{path} answered {text[:80]!r}, which is no JSON"
-            raise Lost("no JSON", words) from error
+        if status >= 300:
+            raise Refused(f"{self.url} refuses it ({status}): {said(text)}")
+        data = parsed(self.url + path, text) if text else {}
         return data if isinstance(data, dict) else {}
-
-
-def _said(text: str) -> str:
-    """The message of an error answer, short."""
-    try:
-        data = json.loads(text)
-        error = data.get("error", data) if isinstance(data, dict) else data
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except ValueError:
-        pass
-    return " ".join(text.split())[:300]

@@ -18,19 +18,9 @@ from typing import Any
 import aiohttp
 
 from paravt.engines.base import EngineError, Refused
+from paravt.engines.exchange import Lost, exchange, parsed, pause_s, said
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_TOLD_S = 0.5, 20.0, 120.0
-CONNECT_TIMEOUT_S = 10.0
-AGAIN = (408, 409, 425, 429)
-
-
-class Lost(EngineError):
-    """Nothing came back, although the same was sent several times. `reached`: there was a connection."""
-
-    def __init__(self, message: str, reached: bool = True, wait_s: float | None = None) -> None:
-        super().__init__(message)
-        self.reached = reached
-        self.wait_s = wait_s
 
 
 @dataclass(frozen=True)
@@ -113,41 +103,24 @@ class ChatClient:
                 return await self._once(http, method, path, body)
             except Lost as error:
                 if attempt == self.retries:
-                    raise Lost(f"{error}, {attempt + 1} times", error.reached) from error
-                wait_s = min(LONGEST_WAIT_S, FIRST_WAIT_S * 2**attempt) * self._jitter.uniform(0.5, 1.5)
+                    raise Lost(error.reason, f"{error}, {attempt + 1} times", error.reached) from error
+                wait_s = pause_s(attempt, FIRST_WAIT_S, LONGEST_WAIT_S, self._jitter)
                 await asyncio.sleep(wait_s if error.wait_s is None else min(error.wait_s, LONGEST_TOLD_S))
         raise AssertionError("unreachable")
 
     async def _once(
         self, http: aiohttp.ClientSession, method: str, path: str, body: dict | None
     ) -> dict[str, Any]:
-        limits = aiohttp.ClientTimeout(total=self.timeout_s, sock_connect=CONNECT_TIMEOUT_S)
-        try:
-            async with http.request(
-                method, self.url + path, json=body, timeout=limits, allow_redirects=False
-            ) as answer:
-                status, text = answer.status, await answer.text()
-                told = answer.headers.get("Retry-After", "")
-        except TimeoutError as error:
-            raise Lost(f"{self.url}{path} did not answer within {self.timeout_s:g} s") from error
-        except (aiohttp.ClientError, OSError) as error:
-            words = f"{self.url} cannot be reached ({type(error).__name__}: {error})"
-            raise Lost(words, reached=not isinstance(error, aiohttp.ClientConnectorError)) from error
+        status, text = await exchange(http, method, self.url + path, self.timeout_s, json=body)
         if status in (401, 403):
             raise EngineError(f"{self.url} refuses the key; put its key into {self._key_name or 'the key'}")
         if status == 404:
             raise EngineError(
                 f"{self.url}{path} is not known there, or not the model {self.model}: {said(text)}"
             )
-        if status in AGAIN or status >= 500:
-            wait_s = float(told) if told.isascii() and told.isdigit() else None
-            raise Lost(f"{self.url}{path} answered {status}: {said(text)}", wait_s=wait_s)
         if status >= 300:
             raise Refused(f"{self.url} refuses it ({status}): {said(text)}")
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise Lost(f"{self.url}{path} answered {text[:80]!r}, which is no JSON") from error
+        data = parsed(self.url + path, text)
         if not isinstance(data, dict):
             raise Refused(f"{self.url}{path} answered {text[:80]!r}, which is no object")
         return data
@@ -163,17 +136,6 @@ def base_url(url: str) -> str:
         if url.rpartition("/")[2].startswith("v") and url.rpartition("/")[2][1:].isdigit()
         else f"{url}/v1"
     )
-
-
-def said(text: str) -> str:
-    """The message of an error answer, short."""
-    try:
-        data = json.loads(text)
-        error = data.get("error", data) if isinstance(data, dict) else data
-        text = str(error.get("message", error) if isinstance(error, dict) else error)
-    except ValueError:
-        pass
-    return " ".join(text.split())[:300]
 
 
 def _text(content: Any) -> str:

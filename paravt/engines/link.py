@@ -15,8 +15,9 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from paravt.engines.backend import Backend, Lost
+from paravt.engines.backend import Backend
 from paravt.engines.base import EngineError
+from paravt.engines.exchange import Lost
 
 if TYPE_CHECKING:
     import torch

@@ -27,7 +27,8 @@ from paravt.chat import ASSISTANT, END, IMAGE_PAD, VISION_END, VISION_START
 from paravt.config import EndpointConfig
 from paravt.conversation import Visual
 from paravt.engines.base import EngineError, Generation, Refused, Request
-from paravt.engines.chat_client import ChatClient, ChatReply, Lost
+from paravt.engines.chat_client import ChatClient, ChatReply
+from paravt.engines.exchange import Lost
 from paravt.engines.wire import FrameUrls
 
 if TYPE_CHECKING:

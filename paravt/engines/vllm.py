@@ -32,8 +32,9 @@ import numpy as np
 
 from paravt.chat import PATCH
 from paravt.conversation import MERGE, Visual
-from paravt.engines.backend import LOADING, Backend, Lost, Shipment
+from paravt.engines.backend import LOADING, Backend, Shipment
 from paravt.engines.base import EngineError, Generation, Refused, Request, Sampling, refusal
+from paravt.engines.exchange import Lost
 from paravt.engines.link import Tensors
 from paravt.engines.server import ServerPlan, VLLMServer, api_key, given_urls
 from paravt.engines.weight_transfer import shipment
