@@ -160,7 +160,7 @@ def run_module(
 
 
 def _stage_python(environment: Mapping[str, str] | None) -> tuple[Path, dict[str, str]]:
-    """The interpreter of stages (their pool's or ours) and an environment in which it is `python`, on any PATH."""
+    """The interpreter of stages (their pool's or ours) and an environment in which it is `python`."""
     env = dict(os.environ) | dict(environment or {})
     python = Path(env.get(STAGE_PYTHON, sys.executable))
     env["PATH"] = f"{python.parent}{os.pathsep}{env.get('PATH', '')}"
