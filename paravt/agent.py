@@ -32,6 +32,7 @@ from paravt.video import VideoError
 
 NO_TOOL = "unknown tool {name}; no tool is available"
 NO_TURN_LEFT = "not run: no tool turn is left"
+FEWER_FRAMES = "(num_frames {asked} is more than is shown at a time; here are {most} at most)"
 EMPTY_REPORT = "(the report is empty)"
 
 __all__ = ["AgentSetup", "run_episodes"]
@@ -66,7 +67,10 @@ def _open_episodes(samples: Sequence[Sample], setup: AgentSetup, footage: Footag
         overview, seconds = overviews[path, budget]
         prompt = Conversation(setup.encoder.image_pad_id)
         if not isinstance(overview, VideoError):
-            prompt = main_prompt(setup.encoder, sample, overview, setup.episode, setup.upstream)
+            try:
+                prompt = main_prompt(setup.encoder, sample, overview, setup.episode, setup.upstream)
+            except VideoError as error:
+                overview = error
         for index in range(setup.group_size):
             episode = Episode(sample, group, index, path, budget, prompt.copy())
             episode.seconds["decode"] = seconds
@@ -182,9 +186,13 @@ def _prepare(
             look.settle("error", str(error))
         else:
             most = setup.visual.crop_max_frames
-            frames = min(arguments.get("num_frames", most), most)
-            look.crop = CropKey(episode.path, window.start_s, window.end_s, frames, arguments.get("fps", 0.0))
-            look.note = window.note if window.clamped else ""
+            asked = arguments.get("num_frames", most)
+            look.crop = CropKey(
+                episode.path, window.start_s, window.end_s, min(asked, most), arguments.get("fps", 0.0)
+            )
+            notes = [window.note] if window.clamped else []
+            notes += [FEWER_FRAMES.format(asked=asked, most=most)] if asked > most else []
+            look.note = "\n".join(notes)
     return look
 
 

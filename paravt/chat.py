@@ -11,6 +11,7 @@ SFT, RL, evaluation and `paravt ask` all come through here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,6 +20,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_res
 
 from paravt.config import VisualConfig
 from paravt.conversation import MERGE, Conversation, Visual
+from paravt.reading.container import VideoError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,15 +30,24 @@ if TYPE_CHECKING:
 PATCH = 16  # Qwen3-VL's patch side in pixels
 USER, ASSISTANT, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>"
 VISION_START, IMAGE_PAD, VISION_END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+_RESULT_TAG = re.compile(r"<(?=/?tool_response>)")
 SINGLE_TOKENS = ("<|im_start|>", END, VISION_START, IMAGE_PAD, VISION_END, "<|endoftext|>")
 
 
 def encode_frames(frames: Frames, video: str, config: VisualConfig) -> list[Visual]:
-    """Frames [n, H, W, 3] to visuals: sides are multiples of 32 within the pixel limits, aspect kept."""
+    """Frames [n, H, W, 3] to visuals: sides are multiples of 32 within the pixel limits, aspect kept.
+
+    Raises VideoError for a picture so narrow that the model's image processor takes none of it.
+    """
     if not len(frames.images):
         return []
     height, width = frames.images.shape[1:3]
-    new_height, new_width = smart_resize(height, width, PATCH * MERGE, config.min_pixels, config.max_pixels)
+    try:
+        new_height, new_width = smart_resize(
+            height, width, PATCH * MERGE, config.min_pixels, config.max_pixels
+        )
+    except ValueError as error:
+        raise VideoError("undecodable", f"{video}: frames of {width}x{height} ({error})") from error
     visuals = []
     for image, time_s in zip(frames.images, frames.times_s, strict=True):
         if (new_height, new_width) != (height, width):
@@ -94,8 +105,9 @@ class ChatEncoder:
     ) -> None:
         """Append one `<tool_response>` block per result, in call order, as one user turn; then the header.
 
-        A result is a text, frames, or a text with frames after it. `text` follows the blocks in the same
-        user turn. `wrapped` False leaves out the tags, as some published models read results.
+        A result is a text, frames, or a text with frames after it; no text can end its block. `text` follows
+        the blocks in the same user turn. `wrapped` False leaves out the tags, as some published models read
+        results.
         """
         visuals: list[Visual] = []
         blocks = []
@@ -103,7 +115,7 @@ class ChatEncoder:
             note, frames = result if isinstance(result, tuple) else (result, None)
             if not isinstance(note, str):
                 note, frames = "", note
-            body = self._plain(note)
+            body = _RESULT_TAG.sub("< ", self._plain(note))
             if frames is not None:
                 encoded = encode_frames(frames, video, self.visual)
                 visuals += encoded
@@ -113,11 +125,6 @@ class ChatEncoder:
             blocks.append(self._plain(text))
         rendered = f"{self._close(conversation)}{USER}{chr(10).join(blocks)}{END}\n{ASSISTANT}{prefix}"
         conversation.append_tool_results(self._encode(rendered), visuals)
-
-    def add_user(self, conversation: Conversation, text: str, prefix: str = "") -> None:
-        """Append a user turn of text and the next assistant header."""
-        rendered = f"{self._close(conversation)}{USER}{self._plain(text)}{END}\n{ASSISTANT}{prefix}"
-        conversation.append_prompt(self._encode(rendered))
 
     def add_gold(self, conversation: Conversation, text: str) -> None:
         """Append an assistant turn to be learned: `text` follows the prefix; the end token is learned too."""
@@ -164,5 +171,5 @@ class ChatEncoder:
 
     @staticmethod
     def _plain(text: str) -> str:
-        """Text of a question or a report, unable to forge control tokens."""
+        """Text of a question or a report, unable to forge the format's control tokens."""
         return text.replace("<|", "< |")

@@ -17,8 +17,6 @@ from pathlib import Path
 import time
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from paravt.config import VisualConfig
 from paravt.data.media import on_this_machine
 from paravt.video import Frames, Video, VideoError, open_video
@@ -70,8 +68,7 @@ class Footage:
     def overviews(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], Read]:
         """Evenly spaced frames for each (path, K), with the seconds that its file took.
 
-        Raises BudgetError if a file gives neither K frames nor all that it has. Only a file with a gap
-        longer than the spacing may give fewer: there, two of the times fall on one frame.
+        Raises BudgetError if a file gives neither K frames nor all that it has.
         """
         self._fill(self._overviews, wanted, self._read_overviews)
         return self._overviews
@@ -127,26 +124,16 @@ class Footage:
         return found
 
     def _read_crops(self, path: str, keys: list[CropKey]) -> dict[CropKey, Frames]:
-        video = self._video(path)
-        alike: dict[tuple[int, float], list[CropKey]] = defaultdict(list)
-        for key in keys:
-            alike[key.max_frames, key.fps or self.visual.crop_fps].append(key)
-        found = {}
-        for (limit, fps), group in alike.items():
-            windows = [key.window_s for key in group]
-            crops = video.crops(windows, fps=fps, max_frames=limit)
-            for key, frames in zip(group, crops, strict=True):
-                if not len(frames.times_s):
-                    window = f"{key.start_s:.1f}-{key.end_s:.1f} s"
-                    raise VideoError("undecodable", f"{path}: no frame in {window}")
-                found[key] = frames
-        return found
+        crops = self._video(path).crops(
+            [key.window_s for key in keys],
+            [key.fps or self.visual.crop_fps for key in keys],
+            [key.max_frames for key in keys],
+        )
+        return dict(zip(keys, crops, strict=True))
 
 
 def _check_budget(video: Video, frames: Frames, key: tuple[str, int]) -> None:
     path, budget = key
-    count, wanted = len(frames.times_s), min(budget, video.frame_count)
-    longest_gap = float(np.diff(video.times_s).max(initial=0.0))
-    uneven = wanted > 1 and longest_gap > 1.01 * video.times_s[-1] / (wanted - 1)
-    if len(frames.images) != count or count > wanted or (count < wanted and not (uneven and count)):
+    count, wanted = len(frames.images), min(budget, video.frame_count)
+    if count != wanted:
         raise BudgetError(f"{path}: {count} overview frames were decoded, the budget asks for {wanted}")

@@ -28,7 +28,7 @@ class Sample:
     """One question about one video.
 
     `answer` is a letter for mcq, (start_s, end_s) for tvg (temporal grounding), a text for oe (open-ended).
-    Raises SampleError if the answer does not fit its type.
+    Raises SampleError if the answer does not fit its type, or there are more options than letters.
     """
 
     id: str
@@ -40,6 +40,10 @@ class Sample:
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
+        if len(self.options) > len(LETTERS):
+            raise SampleError(
+                f"sample {self.id}: {len(self.options)} options; at most {len(LETTERS)} have a letter"
+            )
         if self.question_type == "mcq":
             allowed = LETTERS[: len(self.options)]
             if not (isinstance(self.answer, str) and len(self.answer) == 1 and self.answer in allowed):
@@ -264,10 +268,6 @@ def write_jsonl(path: str | Path, records: Iterable[Sample | Rollout | EpisodeRo
 
 def read_samples(path: str | Path) -> list[Sample]:
     return [Sample.from_json(row) for row in _read_lines(path)]
-
-
-def read_rollouts(path: str | Path) -> Iterator[Rollout]:
-    return (Rollout.from_json(row) for row in _read_lines(path))
 
 
 def read_episodes(path: str | Path) -> Iterator[EpisodeRow]:

@@ -4,9 +4,9 @@ A time is a number of seconds from the first shown frame, or a text that says th
 
     90    "90"    "90s"    "90.5"    "1:30"    "00:01:30"    "1:30.5"    " 12.3 seconds"    "<12.3 seconds>"
 
-A window is half open, [start_s, end_s). One that reaches out of the video is cut to it and carries a note
-that says so; one that is empty, inverted or wholly outside has no frame, so it is refused. Notes and errors
-are sentences for the model: they go back to it in the place of the result.
+A window is [start_s, end_s], with its end after its start. One that reaches out of the video is cut to it and
+carries a note that says so; one that is empty, inverted or wholly outside has no frame, so it is refused.
+Notes and errors are sentences for the model: they go back to it in the place of the result.
 """
 
 from __future__ import annotations

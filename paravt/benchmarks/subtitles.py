@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 import html
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from paravt.times import TimeError, parse_time
 
@@ -49,26 +49,6 @@ def read_srt(text: str) -> list[Line]:
             continue
         if said and start_s <= end_s:
             lines.append(Line(start_s, end_s, said))
-    return _joined(lines)
-
-
-def read_json_lines(items: Sequence[dict[str, Any]], start_s: float, duration_s: float) -> list[Line]:
-    """LongVideoBench's subtitles, cut to the clip.
-
-    An item is {start, end, line} or {timestamp: [s, e], text}; e may be None. The file covers the whole
-    source video: `start_s` is where the clip begins in it.
-    """
-    lines = []
-    for item in items:
-        times = item.get("timestamp") or [item.get("start"), item.get("end")]
-        said = _plain(str(item.get("line") or item.get("text") or ""))
-        try:
-            begin_s = parse_time(times[0]) - start_s
-            end_s = duration_s if times[1] is None else parse_time(times[1]) - start_s
-        except (TimeError, IndexError, TypeError):
-            continue
-        if said and end_s > 0 and begin_s < duration_s:
-            lines.append(Line(max(0.0, begin_s), max(0.0, min(duration_s, end_s)), said))
     return _joined(lines)
 
 

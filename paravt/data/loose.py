@@ -41,9 +41,6 @@ class Looseness(BaseModel):
         return Looseness(**chances)
 
 
-STRICT = Looseness().scaled(0)
-
-
 def loosen(text: str, looseness: Looseness, rng: np.random.Generator) -> str:
     """The same turn in a loose format. `text` is a well-formed turn after its forced `<think>`."""
     think, closer, rest = text.partition("</think>\n")

@@ -105,8 +105,9 @@ def _negated(text: str, match: re.Match, word: bool = False) -> bool:
 _TIME = r"(?:\d+(?::\d{1,2}){1,2}(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)"
 _UNIT = r"(?:\s*(?:seconds?|secs?|s)(?![a-z]))?"
 # A hyphen before the first time is a sign, a hyphen after it a dash.
-_A = rf"(?P<a>[-−]{_TIME}|(?<![\w.\-−])(?<!\d:){_TIME}){_UNIT}"
-_B = rf"(?P<b>[-−]?{_TIME}){_UNIT}(?![\w:]|\.\d)"
+# A number with a comma in it, 12,5 or 1,200, is read by nobody alike: neither of its halves is a time.
+_A = rf"(?P<a>[-−]{_TIME}|(?<![\w.\-−])(?<!\d[:,]){_TIME}){_UNIT}"
+_B = rf"(?P<b>[-−]?{_TIME}){_UNIT}(?![\w:]|[.,]\d)"
 _PAIRS = tuple(
     re.compile(pattern)
     for pattern in (

@@ -14,7 +14,7 @@ import re
 from typing import Any, Literal
 import warnings
 
-from paravt.protocol.prompts import MAX_CROP_FRAMES, TOOL_NAME, unknown_tool
+from paravt.protocol.prompts import TOOL_NAME, unknown_tool
 from paravt.rollout import ToolCall, ToolError
 
 Outcome = ToolCall | ToolError
@@ -76,7 +76,7 @@ def make_call(name: Any, arguments: Any, style: Literal["json", "python"]) -> Ou
     if frames is not None:
         if isinstance(frames, bool) or not isinstance(frames, int | float) or frames < 1 or frames % 1:
             return ToolError("num_frames must be a whole number, 1 or more")
-        kept["num_frames"] = int(min(frames, MAX_CROP_FRAMES))
+        kept["num_frames"] = int(frames)
     return ToolCall(name, kept, style)
 
 

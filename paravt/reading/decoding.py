@@ -90,16 +90,14 @@ def _by_time(
         key = int(np.searchsorted(index.keys[:, 0], target, side="right")) - 1
         if key >= 0 and _is_ahead(index, key, frame):
             frames, frame = _decode_from(container, stream, int(index.keys[key, 1])), None
-        frame, passed = _advance(frames, frame, target)
+        frame = _advance(frames, frame, target)
         if frame is None or frame.pts != target:
             # A seek may land late, or on a key frame that is not one after all: start one earlier.
             earlier = int(index.keys[key - 1, 1]) if key > 0 else None
             frames = _decode_from(container, stream, earlier, rewind=True)
-            frame, passed = _advance(frames, None, target)
-            if frame is None or frame.pts != target:
-                frame = passed or frame
-        if frame is None:
-            raise VideoError("undecodable", f"no frame at {index.times_s[position]:.3f} s")
+            frame = _advance(frames, None, target)
+        if frame is None or frame.pts != target:  # of a long file, packets in its middle had been believed
+            raise VideoError("undecodable", f"the frame at {index.times_s[position]:.3f} s does not decode")
         yield frame
 
 
@@ -110,16 +108,13 @@ def _is_ahead(index: Index, key: int, frame: VideoFrame | None) -> bool:
     return int(between[1] - between[0]) > 2
 
 
-def _advance(
-    frames: Iterator[VideoFrame], frame: VideoFrame | None, target: int
-) -> tuple[VideoFrame | None, VideoFrame | None]:
-    """Decode up to the frame of `target`: it, or the first one past it, or the last; and the one before."""
-    before = None
+def _advance(frames: Iterator[VideoFrame], frame: VideoFrame | None, target: int) -> VideoFrame | None:
+    """Decode up to the frame of `target`: it, or the first one past it; None if there is neither."""
     while frame is None or frame.pts is None or frame.pts < target:
-        before, frame = frame, next(frames, None)
+        frame = next(frames, None)
         if frame is None:
-            return before, before
-    return frame, before
+            break
+    return frame
 
 
 def _by_ordinal(

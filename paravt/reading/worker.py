@@ -62,11 +62,15 @@ class ReaderCrash(Exception):
     """The reader died while it worked; the text says how."""
 
 
+class ReaderBug(Exception):
+    """The reader met an error that is no VideoError; the text is its traceback."""
+
+
 def request(operation: str, arguments: tuple, limit_s: float, frames: np.ndarray | None = None) -> Any:
     """Have a reader do one thing within `limit_s` seconds, and return its result.
 
     The time starts when a reader is free and ready. Frames that it sends fill `frames` [n, H, W, 3] in order.
-    Raises what the reader raises (VideoError), ReaderTimeout, ReaderCrash.
+    Raises what the reader raises (VideoError), ReaderTimeout, ReaderCrash, ReaderBug.
     """
     return _pool.request(operation, arguments, min(limit_s, LONGEST_LIMIT_S), frames)
 
@@ -109,7 +113,7 @@ class _Reader:
         except OSError as error:
             self.kill()
             raise ReaderCrash(f"it ended with exit code {self.process.returncode}") from error
-        except (VideoError, _ReaderBug):
+        except (VideoError, ReaderBug):
             raise
         except BaseException:
             self.kill()  # Ctrl-C in the middle of an answer: its rest must never be read as another
@@ -128,7 +132,7 @@ class _Reader:
                 return body
             if kind == _ERROR:
                 raise body
-            raise _ReaderBug(f"the video reader failed in a way that it should not:\n{body}")
+            raise ReaderBug(body)
 
     def _receive(self, buffer: bytearray | memoryview) -> bytearray | memoryview:
         view = memoryview(buffer)
@@ -163,10 +167,6 @@ class _Reader:
             self.process.kill()
             with suppress(subprocess.TimeoutExpired):  # stuck in the kernel, on a dead network disk
                 self.process.wait(timeout=2)
-
-
-class _ReaderBug(RuntimeError):
-    """An error of the reader that is no VideoError; the text is its traceback."""
 
 
 class _Pool:

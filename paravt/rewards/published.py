@@ -14,8 +14,9 @@ Format is a sum over the episode's whole text (all assistant turns, forced prefi
     beta   think, `</think>`, then a closed answer
     gamma  `<think>` without any `</think>`
 
-There are two repairs. The release never saw the forced `<think>`, which lay in the prompt; here it is part
-of the text. And the ladder of the tool reward reads what ran from the executions, not from a tag in the text.
+There are three repairs. The release never saw the forced `<think>`, which lay in the prompt; here it is part
+of the text. A call can be read if the project's parser reads it. And the ladder of the tool reward reads what
+ran from the executions, not from a tag in the text.
 """
 
 from __future__ import annotations

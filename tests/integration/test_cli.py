@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from paravt import cli, doctor, local
-from paravt.rollout import Sample, read_rollouts, write_jsonl
+from paravt.rollout import Sample, read_episodes, write_jsonl
 from tests.fakes import ScriptedEngine
 from tests.tiny import tiny_encoder, tiny_folder
 
@@ -159,7 +159,7 @@ def test_rollouts_are_run_and_shown(place, scripted, capsys):
     out, err = capsys.readouterr()
     assert out == "4 episodes of 2 questions in out/r.jsonl, 2 failed\n"
     assert "q2 failed first" in err
-    assert [rollout.sample_id for rollout in read_rollouts("out/r.jsonl")] == ["q1", "q1", "q2", "q2"]
+    assert [row.rollout.sample_id for row in read_episodes("out/r.jsonl")] == ["q1", "q1", "q2", "q2"]
     assert [path.name for path in Path("out").iterdir()] == ["r.jsonl"]
 
     assert cli.main(["rollout", "show", "out/r.jsonl"]) == 0

@@ -11,7 +11,7 @@ import pytest
 from paravt.benchmarks import PUBLISHED, Place, get, names
 from paravt.benchmarks.registry import estimate_tokens
 from paravt.benchmarks.runner import video_fingerprint
-from paravt.benchmarks.subtitles import Line, read_json_lines, read_srt, shown
+from paravt.benchmarks.subtitles import Line, read_srt, shown
 from paravt.benchmarks.tables import letter_of, split_options
 from paravt.data.media import resolve_media
 from paravt.data.published import SOURCES
@@ -265,19 +265,6 @@ def test_subtitles_that_are_too_long_are_taken_evenly():
     assert len(starts) == count and starts[0] < 100 / count and starts[-1] > 100 - 100 / count
     assert max(b - a for a, b in zip(starts, starts[1:], strict=False)) <= 100 / count + 1
     assert shown(lines, 5, estimate_tokens) == ("", 0) == shown([], 5, estimate_tokens)
-
-
-def test_subtitles_of_a_clip_are_moved_and_cut():
-    items = [
-        {"start": "00:07:00.000", "end": "00:07:02.000", "line": "in"},
-        {"timestamp": [430.0, None], "text": "open"},
-        {"timestamp": [100.0, 110.0], "text": "before"},
-        {"start": "00:06:58.000", "end": "00:07:01.000", "line": "over the border"},
-        {"start": "soon", "end": "later", "line": "unreadable"},
-    ]
-    assert read_json_lines(items, 420.0, 20.0) == [
-        Line(0.0, 1.0, "over the border"), Line(0.0, 2.0, "in"), Line(10.0, 20.0, "open"),
-    ]  # fmt: skip
 
 
 def test_videomme_with_subtitles(place, tmp_path):

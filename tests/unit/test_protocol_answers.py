@@ -144,7 +144,8 @@ def test_minutes():
 
 @pytest.mark.parametrize(
     "text",
-    ["", "12.5", "never", "-3 to 7", "from -3 to 7", "3 to -7", "answer:-3 to 7", "−3 to 7"]
+    ["12,5 to 17,8", "12 to 17,8", "12,5 to 17", "1,200 to 1,300 s", "start: 12,5 end: 17,8"]
+    + ["", "12.5", "never", "-3 to 7", "from -3 to 7", "3 to -7", "answer:-3 to 7", "−3 to 7"]
     + ["[-3, 7]", "start: -3 end: 7"]
     + ["7 to 3", "[7, 3]", "start: 7 end: 3", "3 to 7 or 10 to 20", "0 to 5, 5 to 10, 10 to 15"]
     + ["nan to inf"]

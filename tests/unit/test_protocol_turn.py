@@ -206,7 +206,7 @@ def test_tolerated_json():
     inner = (
         '{"name": "crop_video", "arguments": {"start": "1:30", "end": "95s", "num_frames": 99, "why": "x"}}'
     )
-    expected = {"start_time": "1:30", "end_time": "95s", "num_frames": 16}
+    expected = {"start_time": "1:30", "end_time": "95s", "num_frames": 99}
     for body in (inner, f"```json\n{inner}\n```", f"[{inner}]"):
         assert parse_turn(f"{THINK}<tool_call>{body}</tool_call>").valid_calls[0].arguments == expected
     as_text = json.dumps({"name": "crop_video", "arguments": '{"start_time": 1, "end_time": 2}'})

@@ -19,7 +19,7 @@ from paravt.grpo.batch import Group
 from paravt.grpo.credit import group_credit
 from paravt.protocol import THINK_PREFIX, parse_turn
 from paravt.rewards import score
-from paravt.rollout import EpisodeRow, EpisodeTurn, Rollout, Sample, read_episodes, read_rollouts, write_jsonl
+from paravt.rollout import EpisodeRow, EpisodeTurn, Rollout, Sample, read_episodes, write_jsonl
 from paravt.showing import Member, episode_view, token_style, token_texts, tokens_text
 from tests.tiny import tiny_encoder, tiny_folder
 
@@ -130,7 +130,7 @@ def test_the_command_shows_a_file_with_and_without_its_questions(tmp_path, monke
     write_jsonl("bare.jsonl", rollouts)
     write_jsonl("table.jsonl", [SAMPLE, other])
     assert [row.sample for row in read_episodes("full.jsonl")] == [SAMPLE, SAMPLE, other]
-    assert [r.sample_id for r in read_rollouts("full.jsonl")] == ["s", "s", "t"]
+    assert [row.rollout.sample_id for row in read_episodes("full.jsonl")] == ["s", "s", "t"]
 
     assert cli.main(["rollout", "show", "full.jsonl", "--index", "1", "--width", "100"]) == 0
     full = capsys.readouterr().out

