@@ -69,7 +69,7 @@ def save(root: str | Path, step: int, write: Callable[[Path], None], keep: int) 
 def publish(target: Path, write: Callable[[Path], None], marker: bool = False) -> None:
     """Make folder `target` appear at once, as `write(folder)` fills it; one that is there is replaced.
 
-    Raises what the write raised, and leaves nothing half made.
+    Raises what the write or the renaming raised; then the one that was there stays, and nothing half made.
     """
     aside = target.parent / f"{_ASIDE}{target.name}"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +79,7 @@ def publish(target: Path, write: Callable[[Path], None], marker: bool = False) -
         aside.mkdir()
         write(aside)
         _seal(aside, marker)
-        if target.exists():
-            _remove(target)
-        aside.rename(target)
-        _sync(target.parent)
+        _swap(aside, target)
     except BaseException:
         shutil.rmtree(aside, ignore_errors=True)
         raise
@@ -209,6 +206,23 @@ def _fault(folder: Path) -> str | None:
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes, not {size}"
     return None
+
+
+def _swap(aside: Path, target: Path) -> None:
+    """Put `aside` in the place of `target`. If that fails, what was there is there again."""
+    old = target.parent / f"{_ASIDE}old-{target.name}"
+    if old.exists():
+        shutil.rmtree(old)
+    if target.exists():
+        target.rename(old)
+    try:
+        aside.rename(target)
+    except BaseException:
+        if old.exists():
+            old.rename(target)
+        raise
+    _sync(target.parent)
+    shutil.rmtree(old, ignore_errors=True)  # what stays of it is cleared by the next one
 
 
 def _remove(folder: Path) -> None:

@@ -10,6 +10,7 @@ each is put together from whatever parts it was cut into.
 from __future__ import annotations
 
 from collections.abc import Mapping
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.tensor import DTensor
 
 SHARDS = "shards"
+DIGEST_VALUES = 16  # of a weight: all of 16 GB would take a minute at each start
 
 
 def is_split(model: nn.Module) -> bool:
@@ -41,6 +43,17 @@ def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
     if not is_split(model):
         return model.state_dict()
     return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def start_digest(model: nn.Module) -> str:
+    """What tells the weights that a training starts from, from others: hex of a SHA-256 over each one's name,
+    shape and first values in float32. Call it before they are trained or split.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters()):
+        few = weight.detach().flatten()[:DIGEST_VALUES].to("cpu", torch.float32)
+        digest.update(f"{name} {tuple(weight.shape)} {few.tolist()}\n".encode())
+    return digest.hexdigest()
 
 
 def trained_names(model: nn.Module) -> list[str]:

@@ -39,7 +39,7 @@ from paravt.hashing import stable_hash
 from paravt.lora import adapters_off, add_adapters
 from paravt.model import Batch, Scorer, TokenScores, blank_batch
 from paravt.parallel import Processes
-from paravt.state import load_shards, load_whole_state, whole_state, write_shards
+from paravt.state import load_shards, load_whole_state, start_digest, whole_state, write_shards
 
 log = logging.getLogger("paravt")
 
@@ -56,11 +56,12 @@ class NonFiniteLoss(RuntimeError):
 
 @dataclass(frozen=True)
 class TrainResult:
-    """A finished run: steps done, the file of its metrics, and what was counted on the way."""
+    """A finished run: steps done, the metrics of each and the file that holds them, and what was counted."""
 
     steps: int
     metrics_path: Path
     counts: dict[str, int]
+    metrics: list[dict[str, float]]
 
 
 def learning_rate(config: OptimiserConfig, step: int, steps: int) -> float:
@@ -96,8 +97,9 @@ def freeze_vision(model: Qwen3VLForConditionalGeneration, frozen: bool) -> None:
 class TrainingRun:
     """The state of one training, from its scratch folder if it was stopped before.
 
-    `identity` is everything that the run depends on, as JSON data; a checkpoint of another identity is
-    refused with a CheckpointError. `train` says how it lies on the machine, which is no part of it.
+    `identity` is everything that the run depends on beside the weights of `model`, as JSON data; a checkpoint
+    of another identity or another start is refused with a CheckpointError. `train` says how it lies on the
+    machine, which is no part of it.
     """
 
     def __init__(
@@ -118,6 +120,7 @@ class TrainingRun:
         self.config = optimiser
         self.scratch = Path(scratch_dir)
         self.scratch.mkdir(parents=True, exist_ok=True)
+        identity = [identity, start_digest(model)]
         self.fingerprint = stable_hash(json.dumps(identity, sort_keys=True, default=str))
         self.done = 0
         self.non_finite = self.non_finite_in_a_row = 0
@@ -229,6 +232,10 @@ class TrainingRun:
             )
         return {"loss": loss, "grad_norm": norm, "learning_rate": rate, "non_finite_steps": self.non_finite}
 
+    def metrics(self) -> list[dict[str, float]]:
+        """The metrics of all finished steps, those before a resume too."""
+        return [json.loads(line) for line in self.lines]
+
     def count(self, reason: str, by: int = 1) -> None:
         """Count something that was left out, by its reason; the counts survive a resume."""
         self.counts[reason] = self.counts.get(reason, 0) + by
@@ -255,7 +262,7 @@ class TrainingRun:
         """The finished run. Raises RuntimeError if steps are left."""
         if self.done != self.steps:
             raise RuntimeError(f"the run ended after {self.done} of {self.steps} steps")
-        return TrainResult(self.done, self.metrics_path, dict(self.counts))
+        return TrainResult(self.done, self.metrics_path, dict(self.counts), self.metrics())
 
     def _set_dtypes(self) -> None:
         """Trained weights in float32 beside passes of lower precision; frozen ones in that of the passes."""

@@ -1,14 +1,16 @@
 """The parseability anchor: format credit for the tokens that make the format, and for no others.
 
-A turn has up to three structural sites: its think, its calls, its answer. Over the episodes of one group,
-for each kind of site, with o = 1 where a site is right and 0 where it is not, and p the group's rate of it:
+A turn has up to three structural sites: its think, its calls, its answer. Over all turns of the episodes of
+one group, for each kind of site, with o = 1 where a site is right, 0 where it is not, and p their mean:
 
     anchor(site) = lambda (o - p)
 
 centred, not divided by a spread: a group in which a kind always succeeds (or always fails) gives exactly 0,
 and a rare fault is not blown up. The value is added to the advantages of that site's tag tokens. An episode
 is thus never punished for tags of another kind or turn that it wrote well, and reasoning, windows and answers
-are left to the reward.
+are left to the reward. Turns are compared with each other too: where each episode closes its first think and
+leaves its second open, the first closers gain and what stands in the place of the second ones loses, even in
+a group of one.
 
 Which tokens a site owns:
 

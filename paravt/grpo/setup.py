@@ -47,5 +47,6 @@ class GRPOSetup:
 
     def identity(self) -> list:
         """All of it that the trained weights depend on, as JSON data."""
-        configs = (self.visual, self.budget, self.episode, self.reward, self.anchoring, self.grpo)
-        return [self.seed, *(config.model_dump() for config in configs), self.train.identity()]
+        configs = (self.visual, self.budget, self.episode, self.reward, self.anchoring)
+        grpo = self.grpo.model_dump(exclude={"save_every", "keep_checkpoints"})
+        return [self.seed, *(config.model_dump() for config in configs), grpo, self.train.identity()]

@@ -50,12 +50,12 @@ from paravt.grpo.batch import (
     step_rows,
     step_totals,
 )
+from paravt.grpo.checks import empty_steps, warn_of_mismatch
 from paravt.grpo.handover import Handover
 from paravt.grpo.loss import Denominators, LossInputs, LossOutput, kl_to_go, mean_metrics, policy_loss
 from paravt.grpo.metrics import step_metrics
 from paravt.grpo.rollouts import Rolled, Score, StepRollouts, rewarded
 from paravt.grpo.setup import GRPOSetup
-from paravt.hashing import items_of_step
 from paravt.model import Batch, TokenScores
 from paravt.reporter import Reporter
 from paravt.rewards import score
@@ -66,7 +66,6 @@ log = logging.getLogger("paravt")
 
 SHOW_EVERY = 5  # steps between rollouts that are handed to the reporter
 MOST_EMPTY = 3  # steps in a row in which no episode had a reward
-RATIO_SLACK = 0.05  # of the first step's mean importance ratio around 1
 
 
 def train(
@@ -106,7 +105,7 @@ def train(
         keep=config.keep_checkpoints,
         frozen_vision=config.freeze_vision,
         scratch_dir=scratch_dir,
-        identity=[*setup.identity(), ids],
+        identity=[*setup.identity(), [sample.to_json() for sample in samples]],
         train=setup.train,
     )
     start = run.frozen_start(ref_model) if needs_start else None
@@ -123,13 +122,13 @@ def train(
             with clock.measure("rollout"):
                 episodes = loop.roll_out(step)
             with clock.measure("reward"):
-                groups = [rewarded(group, setup, score_fn) for group in episodes]
+                groups = [g if g.rewards else rewarded(g, setup, score_fn) for g in episodes]
                 rows = step_rows(encoder, groups, config, setup.anchoring)
                 totals = step_totals(run.processes, groups, rows, setup.episode.max_new_tokens)
                 loop.count(step, totals)
             with clock.measure("train"):
                 values = step_metrics(totals, version=step) | loop.refill_metrics()
-                values |= loop.update(step, rows, totals, ids)
+                values |= loop.update(step, rows, totals)
             with clock.measure("sync"):
                 loop.sync(step + 1)
             kept = run.finish_step(step, values)
@@ -156,7 +155,6 @@ class _Loop:
     setup: GRPOSetup
     score_fn: Score
     video_root: str | Path
-    empty_steps: int = 0
     refills: Counter[str] = field(default_factory=Counter)
     times: dict[str, float] = field(default_factory=dict)
     ahead: Ahead[Rolled] | None = None
@@ -165,6 +163,8 @@ class _Loop:
         brought = self.run.processes.gather(self.engine is not None)
         if not brought[0]:
             raise ValueError("the first process has no engine; give it one")
+        self.first_step = self.run.done  # of this process: the engine has just been given the weights
+        self.empty_steps = empty_steps(self.run.metrics())
         self.deals = not all(brought)
         self.handover = Handover(self.run, self.engine, self.encoder.tokenizer)
         if self._shares_weights and self.run.processes.sharded:
@@ -247,7 +247,7 @@ class _Loop:
                 f"sample {groups[-1].sample.id}: {'; '.join(groups[-1].rewards[-1].reasons)}"
             )
 
-    def update(self, step: int, rows: StepRows, totals: StepTotals, ids: Sequence[str]) -> dict[str, float]:
+    def update(self, step: int, rows: StepRows, totals: StepTotals) -> dict[str, float]:
         """One update on the step's rows; metrics of the loss."""
         config, processes = self.setup.grpo, self.run.processes
         denominators = totals.denominators
@@ -267,15 +267,10 @@ class _Loop:
             "loss_tokens": denominators.tokens,
             "update_skipped": float(not trains),
         }
-        if step == 0 and abs(values.get("ratio_before", 1.0) - 1) > RATIO_SLACK:
-            log.warning(
-                "the mean ratio between trainer and engine is %.3f before any update; do both use the same "
-                "weights, temperature and support?",
-                values["ratio_before"],
-            )
+        if step == self.first_step:
+            warn_of_mismatch(values)
         if trains:
-            visited = items_of_step(self.setup.seed, step, config.prompts_per_step, ids)
-            values |= self.run.update(step, loss, [ids[item.index] for item in visited])
+            values |= self.run.update(step, loss, [group.sample.id for group in totals.groups])
         return values
 
     def sync(self, version: int) -> None:

@@ -80,9 +80,9 @@ def train(
             setup.seed,
             setup.episode.model_dump(),
             encoder.visual.model_dump(),
-            config.model_dump(),
+            config.model_dump(exclude={"save_every"}),
             setup.train.identity(),
-            ids,
+            [trace.to_json() for trace in traces],
         ],
         train=setup.train,
     )
@@ -101,11 +101,11 @@ def train(
             started = time.monotonic()
             items = items_of_step(setup.seed, step, config.batch_size, ids)
             source.prefetch(own(step))
-            conversations = _readable(run, source, own(step), config)
+            conversations, left_out = _readable(run, source, own(step), config)
             if step + 1 < config.steps:
                 source.prefetch(own(step + 1))
             values = train_step(run, step, conversations, config, [ids[item.index] for item in items])
-            kept = run.finish_step(step, {"epoch": items[-1].epoch} | values)
+            kept = run.finish_step(step, {"epoch": items[-1].epoch, "traces_left_out": left_out} | values)
             if not run.is_first:
                 continue
             seconds = time.monotonic() - started
@@ -119,8 +119,8 @@ def train(
 
 def _readable(
     run: TrainingRun, source: TraceSource, indices: Sequence[int], config: SFTConfig
-) -> list[Conversation]:
-    """This process's conversations of a step; what is left out is counted in all processes.
+) -> tuple[list[Conversation], int]:
+    """This process's conversations of a step, and how many traces all processes leave out, which they count.
 
     Raises the last VideoError or TimeError if none of the step can be read, ValueError if all are longer
     than a row.
@@ -139,7 +139,8 @@ def _readable(
         else:
             conversations.append(conversation)
     parts = run.processes.gather((len(conversations), reasons, fault))
-    for reason in (reason for _, part, _ in parts for reason in part):
+    left_out = [reason for _, part, _ in parts for reason in part]
+    for reason in left_out:
         run.count(reason)
     if not any(kept for kept, _, _ in parts):
         faults = [fault for _, _, fault in parts if fault]
@@ -151,7 +152,7 @@ def _readable(
                 "write more there, or fewer frames in budget.choices"
             )
         )
-    return conversations
+    return conversations, len(left_out)
 
 
 def train_step(
@@ -171,5 +172,4 @@ def train_step(
     return run.update(step, total(loss), ids) | {
         "token_accuracy": total(hits) / tokens,
         "tokens": tokens,
-        "traces_left_out": sum(run.counts.values()),
     }

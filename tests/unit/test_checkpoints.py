@@ -135,7 +135,7 @@ def test_a_disk_that_fills_while_tensors_are_written_is_said_too(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_published_folder_is_whole_or_absent(tmp_path):
+def test_a_published_folder_is_whole_or_absent(tmp_path, monkeypatch):
     def fail(folder: Path) -> None:
         (folder / "half").write_text("x")
         raise OSError(28, "No space left on device")
@@ -147,6 +147,17 @@ def test_a_published_folder_is_whole_or_absent(tmp_path):
     checkpoints.publish(tmp_path / "model", writer("two"))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["state.bin"]
+    rename = Path.rename
+
+    def busy(self: Path, target: Path) -> Path:
+        if target.name == "model" and self.name == ".writing-model":
+            raise OSError(16, "Device or resource busy")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", busy)
+    with pytest.raises(OSError, match="busy"):
+        checkpoints.publish(tmp_path / "model", writer("three"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model" / "state.bin").read_text() == "two"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 import json
 import logging
 import shutil
@@ -9,11 +10,13 @@ import shutil
 import pytest
 import torch
 
+from paravt.checkpoints import CheckpointError
 from paravt.config import AnchoringConfig, EpisodeConfig
 from paravt.engines import EngineError, TransformersEngine
 from paravt.grpo import GRPOSetup, train
 from paravt.grpo.batch import Group
 from paravt.grpo.budget import frame_budget
+from paravt.grpo.checks import warn_of_mismatch, why_untrained
 from paravt.grpo.rollouts import check_budget
 from paravt.hashing import items_of_step
 from paravt.model import load_model
@@ -157,7 +160,7 @@ def test_times_go_to_the_reporter_and_not_to_the_file(clips, tmp_path):
 def test_a_trainer_and_an_engine_that_disagree_are_pointed_at(clips, tmp_path, caplog):
     with caplog.at_level(logging.WARNING, "paravt"):
         run(clips, tmp_path, grpo_setup(steps=1))  # the script's log-probs are made up
-    assert "mean ratio between trainer and engine" in caplog.text
+    assert caplog.text.count("trainer and engine differ before any update: mean ratio") == 1
 
 
 def test_a_group_whose_video_is_missing_is_counted_and_the_run_goes_on(clips, tmp_path, caplog):
@@ -187,6 +190,51 @@ def test_totals_that_are_missing_train_nothing_and_are_counted(clips, tmp_path):
     assert all("reward/total" not in row for row in rows)
     with pytest.raises(RuntimeError, match="no episode of 3 steps in a row had a reward.*verdict is missing"):
         run(clips, tmp_path / "longer", grpo_setup(steps=4), score_fn=unknown)
+
+
+def test_steps_without_a_reward_are_counted_over_a_resume(clips, tmp_path):
+    asked = []
+
+    def unknown(rollout, sample):
+        asked.append(sample.id)
+        if len(asked) > 2 * 8:  # 2 prompts a step, 4 episodes each
+            raise KeyboardInterrupt
+        return Reward(None, None, None, (), None, ("accuracy: the judge's verdict is missing",))
+
+    setup = grpo_setup(steps=4, save_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        run(clips, tmp_path, setup, score_fn=unknown)
+    asked.clear()
+    with pytest.raises(RuntimeError, match="of 3 steps in a row had a reward; the last, in step 3"):
+        run(clips, tmp_path, setup, score_fn=unknown)
+    assert len(asked) == 8
+
+
+def test_how_often_a_run_saves_is_no_part_of_what_it_is_and_its_samples_are(clips, tmp_path):
+    run(clips, tmp_path, grpo_setup(steps=1, save_every=1))
+    run(clips, tmp_path, grpo_setup(steps=1, save_every=3))  # goes on, and finds that all is done
+    changed = [replace(question(0), answer="B"), question(1), question(2)]
+    with pytest.raises(CheckpointError, match="other parameters or data"):
+        run(clips, tmp_path, grpo_setup(steps=1), changed)
+
+
+def test_a_run_that_moved_no_weight_says_why(clips, tmp_path):
+    *_, result = run(clips, tmp_path, grpo_setup(steps=2))
+    assert why_untrained(result.metrics) == ""
+    same = Reward(1.0, 0.5, 0.0, (), 1.5)
+    *_, result = run(clips, tmp_path / "same", grpo_setup(steps=2), score_fn=lambda rollout, sample: same)
+    words = why_untrained(result.metrics)
+    assert words.startswith(
+        "none of 2 steps changed a weight: in 100% of the groups all totals are equal, the mean format "
+        "reward is 0.50; "
+    )
+
+
+def test_another_temperature_shows_in_the_kl_where_the_mean_ratio_is_1(caplog):
+    warn_of_mismatch({"ratio_before": 1.001, "mismatch_kl": 0.004})
+    assert not caplog.text
+    warn_of_mismatch({"ratio_before": 1.001, "mismatch_kl": 0.05})
+    assert "KL 0.0500 nats a token" in caplog.text
 
 
 def test_greedy_groups_repeated_ids_and_a_moving_reference_are_refused(clips, tmp_path):

@@ -21,9 +21,13 @@ from paravt.training import NonFiniteLoss, TrainingRun, learning_rate, micro_bat
 from tests.tiny import tiny_folder
 
 
-def run(scratch: Path, steps: int = 4, save_every: int = 2, identity: object = "a") -> TrainingRun:
+def run(
+    scratch: Path, steps: int = 4, save_every: int = 2, identity: object = "a", harm=lambda model: None
+) -> TrainingRun:
+    model = load_model(tiny_folder())
+    harm(model)
     return TrainingRun(
-        load_model(tiny_folder()),
+        model,
         OptimiserConfig(learning_rate=1e-2),
         steps=steps,
         save_every=save_every,
@@ -118,6 +122,13 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         run(tmp_path, identity="b")
     with pytest.raises(CheckpointError, match="other parameters or data"):
         run(tmp_path, steps=1)
+
+
+def test_a_checkpoint_of_another_start_is_refused(tmp_path):
+    do_step(run(tmp_path, save_every=1), 0)
+    assert run(tmp_path).done == 1
+    with pytest.raises(CheckpointError, match="other parameters or data"):
+        run(tmp_path, harm=lambda model: torch.nn.init.zeros_(model.lm_head.weight))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
