@@ -1,17 +1,20 @@
 """The card of a model folder: what it was made from, how, under which licences, and whom to cite.
 
-It follows from the parameters alone and holds no times and no run ids, so the same training writes the same
-folder.
+It follows from parameters that the stage depends on and from data/prepared/report.json, and holds no times
+and no run ids, so the same training writes the same folder.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+import json
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from paravt.config import Params
 
 Stage = Literal["sft", "para_grpo"]
+Source = Mapping[str, Any]  # of published rows: fields of data.hub, as validate keeps them
 
 ABOUT = """\
 A Qwen3-VL that answers questions about a video. It sees a few frames, calls `crop_video` on any number of
@@ -30,15 +33,21 @@ CITATION = """\
 The base model is to be cited as its own card asks."""
 
 
-def write_card(folder: Path, params: Params, stage: Stage) -> None:
+def read_source(report: Path) -> Source | None:
+    """The source of the rows that are trained on, from their report.json; None if they are the needles'."""
+    if not report.is_file():
+        return None
+    return json.loads(report.read_text(encoding="utf-8")).get("published", {}).get("source")
+
+
+def write_card(folder: Path, params: Params, stage: Stage, source: Source | None = None) -> None:
     """README.md of a model folder."""
-    (folder / "README.md").write_text(model_card(params, stage), encoding="utf-8")
+    (folder / "README.md").write_text(model_card(params, stage, source), encoding="utf-8")
 
 
-def model_card(params: Params, stage: Stage) -> str:
-    """Markdown with the metadata block of the hub."""
-    hub = params.data.hub
-    published = hub.model.repository if hub and hub.model else None
+def model_card(params: Params, stage: Stage, source: Source | None = None) -> str:
+    """Markdown with the metadata block of the hub. `source` says where published rows are from."""
+    published = source["model"]["repository"] if source and source["model"] else None
     meta = {
         "license": "apache-2.0",
         "library_name": "transformers",
@@ -48,10 +57,10 @@ def model_card(params: Params, stage: Stage) -> str:
     name = (published or params.base_model).rpartition("/")[2]
     method = "SFT" if stage == "sft" else f"SFT and GRPO ({params.method})"
     sections = {
-        "Data": _data(params),
-        "Method": _method(params, stage),
+        "Data": _data(params, stage, source),
+        "Method": _method(params, stage, source),
         "Use": _use(params),
-        "Licence": _licence(params),
+        "Licence": _licence(source),
         "Citation": CITATION,
     }
     head = "\n".join(f"{key}: {value}" for key, value in meta.items())
@@ -59,31 +68,37 @@ def model_card(params: Params, stage: Stage) -> str:
     return "\n\n".join([*parts, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
 
 
-def _data(params: Params) -> str:
-    hub, needles = params.data.hub, params.data.needles
-    if hub is None:
+def _data(params: Params, stage: Stage, source: Source | None) -> str:
+    if source is None:
+        needles = params.data.needles
         size = f"{needles.size} x {needles.size} pixels"
-        counts = f"{needles.sft_count} samples for SFT and {needles.rl_count} questions for RL"
+        counts = f"{needles.sft_count} samples for SFT"
+        counts += f" and {needles.rl_count} questions for RL" if stage == "para_grpo" else ""
         return f"The needle world of this project, from seed {params.data.seed}: {counts}, {size}."
-    reports = "their own words" if hub.reports == "row" else "reports of the base model"
+    reports = "their own words" if source["reports"] == "row" else "reports of the base model"
     return "\n".join(
         [
-            f"- rows: `{hub.training.repository}` at `{hub.training.revision}`",
-            f"- SFT splits: {', '.join(hub.sft_splits)}; returned frames are replaced by {reports}",
-            f"- media: `{hub.media.repository}` at `{hub.media.revision}`",
+            f"- rows: {_remote(source['training'])}",
+            f"- SFT splits: {', '.join(source['sft_splits'])}; returned frames are replaced by {reports}",
+            f"- media: {_remote(source['media'])}",
         ]
     )
 
 
-def _method(params: Params, stage: Stage) -> str:
-    sft, grpo, lora = params.sft, params.grpo, params.train.lora
+def _remote(repository: Mapping[str, str]) -> str:
+    return f"`{repository['repository']}` at `{repository['revision']}`"
+
+
+def _method(params: Params, stage: Stage, source: Source | None) -> str:
+    lora = params.train.lora
     how = f"adapters of rank {lora.rank}, merged" if lora else "all weights of the language model"
-    frozen = lora or (sft.freeze_vision and grpo.freeze_vision)
+    frozen = lora or (params.sft.freeze_vision and (stage == "sft" or params.grpo.freeze_vision))
     lines = [
         f"- trained: {how}{'; the vision tower is frozen' if frozen else ', and the vision tower'}",
-        f"- SFT: {_sft(params)}",
+        f"- SFT: {_sft(params, source)}",
     ]
     if stage == "para_grpo":
+        grpo = params.grpo
         size = f"{grpo.prompts_per_step} prompts with {grpo.group_size} episodes each"
         gate = f"drawn from {params.budget.choices}" if params.budget.gating else "always the largest"
         anchor, kl = params.anchoring, f"KL {grpo.kl}, weight {grpo.kl_weight:g}"
@@ -94,11 +109,10 @@ def _method(params: Params, stage: Stage) -> str:
     return "\n".join([*lines, f"- seed {params.seed}"])
 
 
-def _sft(params: Params) -> str:
+def _sft(params: Params, source: Source | None) -> str:
     sft = params.sft
-    if sft.source == "hub":
-        remote = params.data.hub.sft_model
-        return f"the published checkpoint `{remote.repository}` at `{remote.revision}`, as it is"
+    if sft.source == "hub" and source:
+        return f"the published checkpoint {_remote(source['sft_model'])}, as it is"
     return f"{sft.steps} steps of {sft.batch_size} samples, rate {sft.optimiser.learning_rate:g}"
 
 
@@ -115,9 +129,10 @@ def _use(params: Params) -> str:
     )
 
 
-def _licence(params: Params) -> str:
-    hub = params.data.hub
+def _licence(source: Source | None) -> str:
     text = "The weights are under Apache-2.0, as those of the base model."
-    if hub:
-        text += f" The data was used under the licences {', '.join(hub.licences)}; their cards say more."
+    if source:
+        text += (
+            f" The data was used under the licences {', '.join(source['licences'])}; their cards say more."
+        )
     return text

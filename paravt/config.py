@@ -151,6 +151,7 @@ class GRPOConfig(Group):
     """What the centred reward is divided by (leave_one_out: baseline of the others, no division)."""
     clip_low: float = Field(0.2, ge=0)
     clip_high: float = Field(0.2, ge=0)
+    """Bounds of the PPO ratio around 1. One update is made per batch, so the ratio is 1 and they are idle."""
     kl: Literal["loss", "reward", "none"] = "loss"
     """loss: k3 to the frozen start in the loss; reward: k1 in the reward, as released; none."""
     kl_weight: float = Field(0.01, ge=0)
@@ -333,6 +334,13 @@ class TransformersEngineConfig(Group):
     name: Literal["transformers"] = "transformers"
     max_batch_tokens: int = Field(65_536, gt=0)
     """Samples x padded prompt tokens of one batch; it bounds the key and value cache."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; auto: float32 on the CPU, bfloat16 on a GPU. An engine that samples from
+    the very weights that are trained has theirs."""
+
+    def precision(self, device: str | None) -> Literal["float32", "bfloat16"]:
+        """What `dtype` is on `device`."""
+        return self.dtype if self.dtype != "auto" else "bfloat16" if device == "cuda" else "float32"
 
 
 class VLLMEngineConfig(Group):

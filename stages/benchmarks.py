@@ -14,7 +14,7 @@ from paravt.benchmarks import Place
 from paravt.benchmarks.results import Result
 from paravt.benchmarks.runner import Asking, code_version, folder_hash
 from paravt.benchmarks.session import Plan, evaluate
-from paravt.config import UPSTREAM, Params, RewardConfig
+from paravt.config import UPSTREAM, EngineConfig, Params, RewardConfig, VLLMEngineConfig
 from paravt.data.media import media_root
 from paravt.data.published import PROMPTS
 from paravt.judge import judge_of
@@ -43,10 +43,9 @@ def evaluate_published(
     weights, code = folder_hash(model), f"{code_version()}-{installed}"
     for path in home.glob("*.json*"):  # of other weights or other splits; the answers lie below
         path.unlink()
-    engine = f"{params.engine.name} {getattr(params.engine, 'dtype', '')}".strip()
     scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
     judge = judge_of(scoring, VERDICTS)
-    besides = {"engine": engine} | ({"judge": judge.identity} if judge else {})
+    besides = {"engine": engine_of(params.engine)} | ({"judge": judge.identity} if judge else {})
     asking = Asking(episode, params.visual, scoring, params.seed, weights, code, besides, upstream)
     tokenizer = load_encoder(model, params.visual).tokenizer
     place = Place(
@@ -60,6 +59,15 @@ def evaluate_published(
     return evaluate(
         plan, asking, lambda: open_model(model, params.visual, params.engine, limits), reporter, who, judge
     )
+
+
+def engine_of(config: EngineConfig) -> str:
+    """Name and number format of what answers on this machine: it is part of what an answer is kept for."""
+    import torch
+
+    if isinstance(config, VLLMEngineConfig):
+        return f"{config.name} {config.dtype}"
+    return f"{config.name} {config.precision('cuda' if torch.cuda.is_available() else None)}"
 
 
 def copy_results(home: Path, target: Path) -> None:

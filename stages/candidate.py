@@ -21,7 +21,7 @@ from stages.redact import redact
 from stages.tracking import git
 
 START = {"para_grpo": "sft", "sft": "base", "base": None}  # what a model was trained from
-PREPARED = "data/prepared"
+PREPARED, NEEDLES = "data/prepared", "data/needles"
 QUESTIONS = f"{PREPARED}/eval.jsonl"
 RESULTS = "results.jsonl"
 
@@ -34,7 +34,7 @@ class RegistryError(RuntimeError):
 class Candidate:
     """A model of this checkout with its evaluation; `start` are the results of what it was trained from.
 
-    `inputs` are the data that the evaluation read, as DVC hash by path.
+    `inputs` are the data that the evaluation read, as DVC hash by path; `protocol` is how it asked.
     """
 
     name: str
@@ -44,6 +44,7 @@ class Candidate:
     results: Path
     start: Path | None
     inputs: Mapping[str, str]
+    protocol: str
 
 
 def candidate(root: Path, name: str) -> Candidate:
@@ -72,10 +73,11 @@ def candidate(root: Path, name: str) -> Candidate:
     if known:
         theirs, trained_from = _read_by(lock, f"evaluate@{start}"), _read_by(lock, name)
         other = trained_from.get(f"models/{start}") not in (None, theirs.get(f"models/{start}"))
-        if other or theirs.get(PREPARED) != prepared:
+        other |= any(theirs.get(path) != hashes.get(path) for path in (PREPARED, NEEDLES))
+        if other or _protocol(lock, start) != _protocol(lock, name):
             raise RegistryError(
-                f"reports/evaluate/{start} is of another models/{start} or of other questions; run "
-                f"`dvc repro evaluate@{start}`"
+                f"reports/evaluate/{start} is of another models/{start} or of other questions or settings; "
+                f"run `dvc repro evaluate@{start}`"
             )
     return Candidate(
         name,
@@ -85,12 +87,27 @@ def candidate(root: Path, name: str) -> Candidate:
         results,
         _evaluation(root, lock, start) if known else None,
         {where: value for where, value in hashes.items() if where.startswith("data/")},
+        _protocol(lock, name),
     )
 
 
 def _read_by(lock: Mapping[str, Any], stage: str) -> dict[str, str]:
     """What a stage read, as DVC hash by path."""
     return {dep["path"]: dep["md5"] for dep in lock.get(stage, {}).get("deps", [])}
+
+
+def _protocol(lock: Mapping[str, Any], name: str) -> str:
+    """The hash of what shapes an answer and its score beside model, question, frame budget and temperature.
+
+    Seed and engine are not in it: they draw other samples from the same distribution.
+    """
+    values = lock.get(f"evaluate@{name}", {}).get("params", {}).get(parameters.PARAMS_FILE, {})
+    episode, visual, reward = (values.get(group, {}) for group in ("episode", "visual", "reward"))
+    return parameters.digest(
+        {key: value for key, value in episode.items() if key != "temperature"},
+        {key: value for key, value in visual.items() if key != "read_timeout_s"},
+        {key: reward.get(key) for key in ("open_ended", "judge_model")},
+    )
 
 
 def _evaluation(root: Path, lock: Mapping[str, Any], name: str) -> Path:

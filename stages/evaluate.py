@@ -34,7 +34,7 @@ from paravt.local import open_model
 from paravt.reporter import Reporter
 from paravt.rollout import Sample
 from stages import params as parameters
-from stages.benchmarks import VERDICTS, copy_results, evaluate_published
+from stages.benchmarks import VERDICTS, copy_results, engine_of, evaluate_published
 from stages.command import command, fail
 from stages.definition import dvc_hash
 from stages.headline import COLUMNS, TABLE, bare, headline, table
@@ -59,7 +59,7 @@ def evaluate(
 
     weights, kept = folder_hash(model), ResultStore(store)
     # engines draw other samples from the same distribution: an answer is kept for the one that gave it
-    code = f"{code_version()}-{params.engine.name}-{getattr(params.engine, 'dtype', '')}-{installed()}"
+    code = f"{code_version()}-{engine_of(params.engine)}-{installed()}"
     # Arms train on different format rewards; they are judged by one.
     scoring = RewardConfig(open_ended=params.reward.open_ended, judge_model=params.reward.judge_model)
     judge = judge_of(scoring, VERDICTS)
@@ -136,21 +136,25 @@ def flat(values: dict[str, Any], prefix: str = "") -> dict[str, float | None]:
     return found
 
 
-def write_outputs(target: Path, results: Sequence[Result], published: Path | None = None) -> dict[str, Any]:
-    """results.jsonl, metrics.json, headline.json and, from `published`, benchmarks/: all or none; returns the
-    metrics.
+def write_outputs(
+    target: Path,
+    results: Sequence[Result],
+    metrics: dict[str, Any],
+    figures: dict[str, float | None],
+    published: Path | None = None,
+) -> None:
+    """results.jsonl, `metrics` as metrics.json, `figures` as headline.json and, from `published`,
+    benchmarks/: all or none.
     """
-    metrics = metrics_of(results)
 
     def write(folder: Path) -> None:
         write_results(folder / "results.jsonl", results)
         write_json(folder / "metrics.json", metrics)
-        write_json(folder / "headline.json", bare(headline(results)))
+        write_json(folder / "headline.json", bare(figures))
         if published is not None:
             copy_results(published, folder / "benchmarks")
 
     publish(target, write)
-    return metrics
 
 
 def complaint(results: Sequence[Result], allowed: float) -> str | None:
@@ -195,14 +199,14 @@ def evaluate_into(
     samples = benchmark.load(Place(needles=PREPARED)).samples
     reporter.know(samples)
     results = evaluate(params, model, benchmark, samples, SCRATCH / f"{name}.jsonl", reporter)
-    metrics = metrics_of(results)
-    reporter.summary(flat(metrics) | headline(results))
+    metrics, figures = metrics_of(results), headline(results)
+    reporter.summary(flat(metrics) | figures)
     reporter.table(COLUMNS, table(results), TABLE)
     if words := complaint(results, params.evaluate.max_error_share):
         SCRATCH.mkdir(parents=True, exist_ok=True)
         write_results(SCRATCH / f"{name}.failed.jsonl", results)
         fail(f"evaluate@{name}", f"{words}; all are in {SCRATCH / f'{name}.failed.jsonl'}")
-    write_outputs(target, results, _published(name, model, params, reporter))
+    write_outputs(target, results, metrics, figures, _published(name, model, params, reporter))
     for budget, parts in metrics["accuracy"].items():
         shown = ", ".join(f"{kind} {part['strict']:.3f}" for kind, part in parts.items())
         print(f"evaluate@{name}: {budget}: {shown}")

@@ -1,9 +1,10 @@
 """Post-train by PARA-GRPO: episodes with parallel crops, rewards, group advantages, anchors.
 
 Reads params.yaml (seed, visual, budget, episode, reward, anchoring, grpo, engine), data/prepared/rl.jsonl
-with the videos it names, and models/sft. Writes the trained model to models/para_grpo and its curves to
-reports/para_grpo. What a killed run needs to go on lies in .scratch/; start it again and it ends with the
-same weights. `train` says how many processes work on it; they are started from here.
+with the videos it names, report.json beside it for the card, and models/sft. Writes the trained model to
+models/para_grpo and its curves to reports/para_grpo. What a killed run needs to go on lies in .scratch/;
+start it again and it ends with the same weights. `train` says how many processes work on it; they are started
+from here.
 """
 
 from __future__ import annotations
@@ -48,13 +49,14 @@ def post_train(
     params: Params, reporter: StageReporter | Follower, scratch: Path, start: Path, target: Path
 ) -> TrainResult:
     """Train the model in `start` on data/prepared/rl.jsonl, from the last checkpoint in `scratch` if there is
-    one; the trained model's folder is `target`, whole or absent.
+    one; the trained model's folder is `target`, whole or absent. Raises RuntimeError if no step trained.
     """
     import torch
 
-    from paravt.card import write_card
+    from paravt.card import read_source, write_card
     from paravt.export import write_model_folder
     from paravt.grpo import GRPOSetup, train
+    from paravt.grpo.checks import why_untrained
     from paravt.judge import JudgedScore, judge_of
     from paravt.model import load_encoder, load_model
 
@@ -72,7 +74,12 @@ def post_train(
             reporter.summary({f"judge/{what}": times for what, times in sorted(judge.counts.items())})
         if engine is not None:
             reporter.summary({f"engine/{what}": times for what, times in sorted(engine.counts.items())})
-    write_model_folder(model, start, target, dtype, lambda folder: write_card(folder, params, "para_grpo"))
+    if words := why_untrained(result.metrics):
+        raise RuntimeError(words)
+    source = read_source(DATA.with_name("report.json"))
+    write_model_folder(
+        model, start, target, dtype, lambda folder: write_card(folder, params, "para_grpo", source)
+    )
     return result
 
 

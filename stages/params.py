@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-import difflib
 import hashlib
 import json
 from pathlib import Path
@@ -23,6 +22,7 @@ from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML, YAMLError
 
 from paravt.config import Params
+from stages.contradictions import closest, contradictions
 
 ROOT = Path(__file__).resolve().parent.parent
 PARAMS_FILE = "params.yaml"
@@ -70,7 +70,7 @@ def check(data: Any, source: str = PARAMS_FILE) -> Params:
         raise ParamsError(f"{source}: {_sentence(errors[0])}{more}") from None
     except TypeError as error:
         raise ParamsError(f"{source}: a value is of a kind that cannot be read ({error})") from None
-    for sentence in _contradictions(params):
+    for sentence in contradictions(params):
         raise ParamsError(f"{source}: {sentence}")
     return params
 
@@ -123,57 +123,6 @@ def digest(*values: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _contradictions(params: Params) -> Iterator[str]:
-    """Values that are fine alone and wrong together."""
-    needles, visual = params.data.needles, params.visual
-    if visual.min_pixels > visual.max_pixels:
-        low, high = visual.min_pixels, visual.max_pixels
-        yield f"visual.min_pixels {low} is above visual.max_pixels; write {high} or less"
-    for name in ("part_s", "needle_s"):
-        low, high = getattr(needles, name)
-        if not 0 < low <= high:
-            yield f"data.needles.{name} is [{low}, {high}]; write [shortest, longest] seconds, as [2.0, 3.0]"
-    if needles.needle_s[1] >= needles.part_s[0]:
-        yield (
-            f"data.needles.needle_s reaches {needles.needle_s[1]} s, and a part may last only "
-            f"{needles.part_s[0]} s; write needle_s below that"
-        )
-    wanted = {
-        "sft.batch_size": (params.sft.batch_size, "data.needles.sft_count", needles.sft_count),
-        "grpo.prompts_per_step": (params.grpo.prompts_per_step, "data.needles.rl_count", needles.rl_count),
-        "evaluate.questions_per_budget": (
-            params.evaluate.questions_per_budget,
-            "data.needles.eval_count",
-            needles.eval_count,
-        ),
-        "evaluate.format_questions": (
-            params.evaluate.format_questions,
-            "data.needles.eval_count",
-            needles.eval_count,
-        ),
-    }
-    if params.data.hub is not None:  # the needles give evaluation questions only
-        del wanted["sft.batch_size"], wanted["grpo.prompts_per_step"]
-    for name, (value, of, count) in wanted.items():
-        if value > count:
-            yield f"{name} is {value}, but {of} makes only {count}; write {count} or less"
-    if not params.evaluate.budgets or min(params.evaluate.budgets) < 1:
-        yield "evaluate.budgets must be positive frame counts; write for example [4, 8, 16]"
-    engine = params.engine
-    if engine.name == "vllm" and params.grpo.group_size > engine.max_sequences:
-        yield (
-            f"grpo.group_size is {params.grpo.group_size}, but a server decodes engine.max_sequences "
-            f"{engine.max_sequences} at a time; write {params.grpo.group_size} or more there"
-        )
-    if params.anchoring.scope == "off" and params.anchoring.weight > 0:
-        yield "anchoring.weight has no effect with scope off; write 0.0, or choose a scope"
-    conf = ROOT / "conf" / "method"
-    names = sorted(path.stem for path in conf.glob("*.yaml"))
-    if names and params.method not in names:
-        hint = _closest(params.method, names)
-        yield f"method {params.method!r} is not known{hint}; write one of {', '.join(names)}"
-
-
 def _sentence(error: ErrorDetails) -> str:
     """One pydantic error as a sentence that says what to write."""
     location = [part for part in error["loc"] if isinstance(part, str | int)]
@@ -184,7 +133,7 @@ def _sentence(error: ErrorDetails) -> str:
     if kind == "extra_forbidden":
         known = _fields_beside(location)
         return (
-            f"{name} is not a parameter{_closest(str(location[-1]), known)}; write one of {', '.join(known)}"
+            f"{name} is not a parameter{closest(str(location[-1]), known)}; write one of {', '.join(known)}"
         )
     if kind == "missing" and isinstance(location[-1], int):
         return f"{name.rpartition('.')[0]} is {given}; write a list of two values"
@@ -194,12 +143,10 @@ def _sentence(error: ErrorDetails) -> str:
         choices = context["expected"].replace("'", "").replace(" or ", ", ")
         if error["input"] is False and "off" in choices.split(", "):
             return f"{name} is false; write 'off' in quotes (a bare off reads as false)"
-        return (
-            f"{name} is {given}{_closest(str(error['input']), choices.split(', '))}; write one of {choices}"
-        )
+        return f"{name} is {given}{closest(str(error['input']), choices.split(', '))}; write one of {choices}"
     if kind == "union_tag_invalid":
         field, choices = context["discriminator"].strip("'"), context["expected_tags"].replace("'", "")
-        close = _closest(context["tag"], choices.split(", "))
+        close = closest(context["tag"], choices.split(", "))
         return f'{name}.{field} is "{context["tag"]}"{close}; write one of {choices}'
     if kind == "union_tag_not_found":
         return f"{name}.{context['discriminator'].strip(chr(39))} is missing; add it"
@@ -258,11 +205,6 @@ def _help(location: Sequence[str | int]) -> str:
     group = _walk(location)[0]
     text = field.description or (group.__doc__ if group else None) or "see paravt/config.py"
     return " ".join(text.split()).rstrip(".")
-
-
-def _closest(word: str, known: Sequence[str]) -> str:
-    match = difflib.get_close_matches(word, known, 1)
-    return f" (did you mean {match[0]}?)" if match else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

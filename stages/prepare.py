@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 import json
 from pathlib import Path
+import sys
 from typing import Any
 
 from paravt.config import HubConfig, Params
@@ -29,9 +30,13 @@ from paravt.data.schema import Row, VideoFacts
 from paravt.data.sentinel import Resolver
 from paravt.data.tables import rl_tables, sft_tables
 from paravt.data.training import Ledger, rl_questions, sft_rows
+from paravt.protocol.prompts import subagent_instruction
+from stages.params import digest
 from stages.published import MANIFEST, chosen_buckets, wanted_media
 
-WRITTEN_REPORTS = Path("data/reports.jsonl")
+WRITTEN_REPORTS = Path("data/reports/reports.jsonl")
+CARD = {"training", "media", "model", "sft_model", "sft_splits", "reports", "licences"}
+Window = tuple[str, float, float]
 
 
 @dataclass
@@ -40,7 +45,7 @@ class Prepared:
 
     `rows` are those of the training tables, `benchmarks` those that are asked; `ledgers` say what became of
     each published training row; `facts` are by the path that tables write; `media` are the manifest rows of
-    what the training tables name.
+    what the training tables name; `source` is what the cards of models say of the data.
     """
 
     rows: dict[str, list[Row]]
@@ -52,9 +57,11 @@ class Prepared:
     set_aside: dict[str, int]
     drops_overlap: bool
     max_set_aside: float
+    source: dict[str, Any]
 
     def to_json(self) -> dict[str, Any]:
         return {
+            "source": self.source,
             "tables": {name: ledger.to_json() for name, ledger in self.ledgers.items()},
             "buckets": self.buckets,
             "benchmarks": {
@@ -139,7 +146,7 @@ def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], No
         merge=config.merge_calls,
         with_path=params.episode.mode == "agentic",
         seed=params.data.seed,
-        reports=read_reports(WRITTEN_REPORTS) if config.reports == "model" else None,
+        reports=model_reports(WRITTEN_REPORTS, asked_of(params)) if config.reports == "model" else None,
     )
     traces, sft = sft_rows(
         sft_tables(source.files, config.sft_splits),
@@ -169,6 +176,7 @@ def prepare(params: Params, folder: Path, progress: Callable[[int, int, str], No
         set_aside,
         config.drop_overlap,
         config.max_set_aside,
+        config.model_dump(mode="json", include=CARD),
     )
 
 
@@ -184,17 +192,20 @@ def _held_out(source: Source, homes: Mapping[str, str]) -> dict[str, VideoFacts]
 
 
 def load_benchmarks(config: HubConfig, folder: Path) -> tuple[dict[str, list[Row]], dict[str, int]]:
-    """The questions of each chosen benchmark whose media are here, and how many rows are set aside.
+    """The questions of each chosen benchmark, and how many rows are set aside.
 
-    With a row limit only the first rows have media; the others are set aside like rows that are no question.
+    A question exists if its video is in the manifest of `folder`: what else lies in this machine's media root
+    does not count. With a row limit only the first rows have media; the others are set aside like rows that
+    are no question.
     """
     from paravt import benchmarks
 
     place = benchmarks.Place(tables=folder, media=media_root())
+    brought = {media_path(file.repository, file.path) for file in read_manifest(folder / MANIFEST)}
     found, set_aside = {}, {}
     for name in config.benchmarks:
         questions = benchmarks.get(name).load(place)
-        here = [sample for sample in questions.samples if Path(on_this_machine(sample.video)).is_file()]
+        here = [sample for sample in questions.samples if sample.video in brought]
         found[name] = _rows(sample.to_json() for sample in here)
         set_aside[name] = questions.rows - len(here)
     return found, set_aside
@@ -205,15 +216,44 @@ def _rows(records: Iterable[dict[str, Any]]) -> list[Row]:
     return [Row(number, json.loads(json.dumps(record))) for number, record in enumerate(records, 1)]
 
 
-def read_reports(path: Path) -> dict[tuple[str, float, float], str]:
-    """Reports that a model wrote. Raises ValueError that says how to have them written."""
+def asked_of(params: Params) -> str:
+    """What a report depends on beside its model and its window: the frames, the instruction, the limit."""
+    visual = params.visual.model_dump(mode="json", exclude={"read_timeout_s"})
+    return digest(visual, params.episode.subagent, subagent_instruction((0.0, 1.0)))
+
+
+def model_reports(path: Path, asked: str) -> dict[Window, str]:
+    """Reports that one model wrote, `asked` so, by window. Raises ValueError that says how to have them."""
+    how = "run `python -m stages.reports MODEL`, or set data.hub.reports: row"
     if not path.is_file():
+        raise ValueError(f"{path} is missing; {how}")
+    rows, torn = read_reports(path)
+    found = {model: reports for (model, way), reports in rows.items() if way == asked}
+    if not found:
+        raise ValueError(f"{path} holds no report with these frames and this instruction; {how}")
+    if len(found) > 1:
         raise ValueError(
-            f"{path} is missing; run `python -m stages.reports MODEL`, or set data.hub.reports: row"
+            f"{path} holds reports of the models {', '.join(sorted(found))}; keep the lines of one"
         )
-    found = {}
-    with open(path, encoding="utf-8") as file:
-        for line in filter(str.strip, file):
-            row = json.loads(line)
-            found[(row["video"], row["start_s"], row["end_s"])] = row["report"]
-    return found
+    [reports] = found.values()
+    others = sum(map(len, rows.values())) - len(reports)
+    if torn or others:
+        print(f"validate: {path}: {torn} torn lines and {others} of other frames left out", file=sys.stderr)
+    return reports
+
+
+def read_reports(path: Path) -> tuple[dict[tuple[str, str], dict[Window, str]], int]:
+    """Reports by window, by the model that wrote them and what it was asked (`asked_of`); and how many lines
+    are torn or lack these names: a kill may cut the last one.
+    """
+    found: dict[tuple[str, str], dict[Window, str]] = {}
+    torn = 0
+    with open(path, "rb") as file:
+        for line in filter(bytes.strip, file):
+            try:
+                row = json.loads(line)
+                key, window = (row["model"], row["asked"]), (row["video"], row["start_s"], row["end_s"])
+                found.setdefault(key, {})[window] = row["report"]
+            except (ValueError, KeyError, TypeError):
+                torn += 1
+    return found, torn

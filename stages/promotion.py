@@ -6,16 +6,34 @@
 The candidate is better if the 95 % interval of the gain lies above 0. It is refused all the same if its
 format compliance, at the highest temperature that both have, is lower beyond noise: accuracy that was bought
 with a format that falls apart under sampling does not last.
+
+Results are comparable if the tags of both versions say the same of what was asked: the questions, the videos
+under them, and the protocol (`other_asking`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from paravt.benchmarks.results import Result
 from paravt.benchmarks.statistics import Difference
 from stages.figures import accuracy, compliance, difference
+
+QUESTIONS, VIDEOS, PROTOCOL = "questions.md5", "dvc.in.data/needles", "protocol"
+
+
+def other_asking(mine: Mapping[str, str], theirs: Mapping[str, str]) -> str:
+    """What the version with the tags `theirs` did otherwise than the one with `mine`; empty if it was asked
+    the same questions in the same way.
+    """
+    if mine.get(QUESTIONS) != theirs.get(QUESTIONS):
+        return "answered other questions"
+    if mine.get(VIDEOS) != theirs.get(VIDEOS):
+        return f"saw other videos (tag {VIDEOS})"
+    if mine.get(PROTOCOL) != theirs.get(PROTOCOL):
+        return "was asked with other settings of episode, visual or reward"
+    return ""
 
 
 @dataclass(frozen=True)

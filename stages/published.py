@@ -33,7 +33,6 @@ from stages.outputs import write_json
 FOLDER = Path("data/hub")
 MANIFEST, REPORT = "manifest.jsonl", "report.json"
 SHOWN = 5
-WRITTEN_REPORTS = Path("data/reports.jsonl")
 
 
 def bring(config: HubConfig, folder: Path, reporter: Reporter) -> dict[str, Any]:

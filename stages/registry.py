@@ -33,7 +33,7 @@ from stages import params as parameters
 from stages.candidate import RESULTS, START, Candidate, RegistryError, candidate, fetch, tags_of
 from stages.command import command
 from stages.headline import headline
-from stages.promotion import Decision, decide
+from stages.promotion import PROTOCOL, QUESTIONS, Decision, decide, other_asking
 from stages.redact import redact, short
 from stages.tracking import Target, user
 from stages.tracking.links import maker
@@ -82,17 +82,18 @@ class Registry:
         """
         content = new.results.read_bytes()
         evidence = hashlib.sha256(content).hexdigest()[:16]
+        asked = {QUESTIONS: new.questions, PROTOCOL: new.protocol}
+        asked |= {f"{INPUT}{path}": value for path, value in new.inputs.items()}
         self._make_name()
         for version in self.client.search_model_versions(f"name = '{self.name}'"):
             same = {"dvc.hash": new.dvc_hash, "results": evidence}
             if same.items() <= version.tags.items():
-                for path, value in new.inputs.items():  # a version of before they were kept
-                    self.client.set_model_version_tag(self.name, version.version, f"{INPUT}{path}", value)
+                for key, value in asked.items():  # a version of before they were kept
+                    self.client.set_model_version_tag(self.name, version.version, key, value)
                 break
         else:
-            tags = {"dvc.path": new.path, "dvc.hash": new.dvc_hash, "questions.md5": new.questions}
+            tags = {"dvc.path": new.path, "dvc.hash": new.dvc_hash, **asked}
             tags |= {"results": evidence, "trained.from": START[new.name] or "nothing", **values}
-            tags |= {f"{INPUT}{path}": value for path, value in new.inputs.items()}
             version = self._create(new, tags)
         if self.get(CHAMPION) is None or self.get(CHAMPION).version != version.version:
             self.client.set_registered_model_alias(self.name, CANDIDATE, version.version)
@@ -165,22 +166,22 @@ class Registry:
             return Decision(found.better, f"{found.reason} ({version.tags['trained.from']})", found.gain)
         if champion.version == version.version:
             return Decision(True, version.tags.get("promotion.reason", "it is the champion"))
-        asked = self._asked(champion, version.tags.get("questions.md5"))
+        asked = self._asked(champion, version.tags)
         if asked is None:
             return Decision(
                 False,
-                f"the champion, version {champion.version}, answered other questions; evaluate it on these "
-                "and register it again",
+                f"the champion, version {champion.version}, {other_asking(version.tags, champion.tags)}; "
+                "evaluate it as this one and register it again",
             )
         found = decide(mine, self.results(asked, RESULTS) or [])
         return Decision(found.better, f"{found.reason} (version {champion.version})", found.gain)
 
-    def _asked(self, champion: ModelVersion, questions: str | None) -> ModelVersion | None:
-        """The version with the champion's weights that answered these questions, itself if it did."""
+    def _asked(self, champion: ModelVersion, tags: Mapping[str, str]) -> ModelVersion | None:
+        """The version with the champion's weights that was asked as `tags` say, itself if it was."""
         versions = self.client.search_model_versions(f"name = '{self.name}'")
         for version in [champion, *versions]:
-            wanted = {"dvc.hash": champion.tags["dvc.hash"], "questions.md5": questions}
-            if wanted.items() <= version.tags.items():
+            same = version.tags.get("dvc.hash") == champion.tags["dvc.hash"]
+            if same and not other_asking(tags, version.tags):
                 return version
         return None
 

@@ -2,8 +2,10 @@
 
 Published traces return frames where ours return words. This reads data/hub and params.yaml, and for each
 window that a row looks at without words asks the model in FOLDER as a sub-agent is asked: the same frames,
-the same instruction, greedily. Writes data/reports.jsonl, a line a window, as they come; a run that was
-stopped goes on from there. With data.hub.reports: model the stage validate takes its reports from this file.
+the same instruction, greedily. Writes data/reports/reports.jsonl, a line a window, as they come; a run that
+was stopped goes on from there. Each line names its model and what that was asked, so those of another model,
+other frames or another instruction are asked for again. With data.hub.reports: model the stage validate takes
+its reports from this file, and depends on its folder: no stage writes it, since most runs need none.
 """
 
 from __future__ import annotations
@@ -23,22 +25,25 @@ from paravt.data.tables import read_table, sft_tables
 from paravt.rollout import Sample
 from stages import params as parameters
 from stages.command import command
-from stages.prepare import WRITTEN_REPORTS, Source, open_source, read_reports
+from stages.prepare import WRITTEN_REPORTS, Source, Window, asked_of, open_source, read_reports
 from stages.published import FOLDER
 
 if TYPE_CHECKING:
     from paravt.chat import ChatEncoder
     from paravt.engines.base import Engine, Request
 
-Window = tuple[str, float, float]
 BATCH = 32
 
 
 @dataclass
 class Counts:
-    """Windows that got a report, and those whose frames could not be read, with the first reason."""
+    """Windows that got a report, those about which nothing was said, and those whose frames could not be
+    read, with the first reason; and the lines of the file that are torn.
+    """
 
     written: int = 0
+    empty: int = 0
+    torn: int = 0
     unread: int = 0
     first: str = ""
 
@@ -57,13 +62,19 @@ def windows_of(source: Source) -> list[Window]:
 
 
 def write_reports(
-    windows: Sequence[Window], engine: Engine, encoder: ChatEncoder, params: Params, target: Path
+    windows: Sequence[Window], engine: Engine, encoder: ChatEncoder, params: Params, model: str, target: Path
 ) -> Counts:
-    """Ask about the windows that `target` has not, a batch at a time, and add them to it."""
-    known = read_reports(target) if target.is_file() else {}
+    """Ask about the windows that `target` has not from this model, a batch at a time, and add them to it.
+
+    `model` is `folder_hash` of the model.
+    """
+    counts, key, known = Counts(), {"model": model, "asked": asked_of(params)}, {}
+    if target.is_file():
+        found, counts.torn = read_reports(target)
+        known = found.get((model, key["asked"]), {})
+        _end_line(target)
     left = [window for window in windows if window not in known]
     target.parent.mkdir(parents=True, exist_ok=True)
-    counts = Counts()
     for start in range(0, len(left), BATCH):
         asked = list(_requests(left[start : start + BATCH], encoder, params, counts))
         if not asked:
@@ -73,12 +84,21 @@ def write_reports(
             for (window, _), [generation] in zip(asked, answers, strict=True):
                 report = encoder.decode(generation.ids).strip()
                 if not report:
+                    counts.empty += 1
                     continue
-                row = dict(zip(("video", "start_s", "end_s"), window, strict=True)) | {"report": report}
+                place = dict(zip(("video", "start_s", "end_s"), window, strict=True))
+                row = key | place | {"report": report}
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
                 counts.written += 1
         print(f"reports: {start + len(asked)} of {len(left)} windows", file=sys.stderr)
     return counts
+
+
+def _end_line(path: Path) -> None:
+    """A line that a kill has cut stays alone: the next one would be lost with it."""
+    if not path.read_bytes().endswith(b"\n"):
+        with open(path, "ab") as file:
+            file.write(b"\n")
 
 
 def _requests(
@@ -121,6 +141,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise parameters.ParamsError(
                 "params.yaml: reports are kept by window, so episode.subagent.sees_question must be false"
             )
+        from paravt.benchmarks.runner import folder_hash
         from paravt.engines.factory import make_engine
         from paravt.engines.limits import PromptLimits
         from paravt.model import load_encoder
@@ -129,9 +150,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         encoder = load_encoder(options.folder, params.visual)
         limits = PromptLimits.of(params.episode, params.visual, max(params.budget.choices))
         with make_engine(params.engine, options.folder, encoder, limits) as engine:
-            counts = write_reports(windows, engine, encoder, params, options.target)
-    unread = f"; {counts.unread} could not be read, first {counts.first}" if counts.unread else ""
-    print(f"reports: {counts.written} written to {options.target}, of {len(windows)} windows{unread}")
+            model = folder_hash(options.folder)
+            counts = write_reports(windows, engine, encoder, params, model, options.target)
+    notes = [
+        f"; {counts.empty} were empty" if counts.empty else "",
+        f"; {counts.unread} could not be read, first {counts.first}" if counts.unread else "",
+        f"; {counts.torn} torn lines of before are not counted" if counts.torn else "",
+    ]
+    print(f"reports: {counts.written} written to {options.target}, of {len(windows)} windows{''.join(notes)}")
     return 0
 
 

@@ -28,9 +28,8 @@ class Scratch:
 
     @property
     def folder(self) -> Path:
-        if not self._folder.exists():
-            self._folder.mkdir(parents=True)
-            self._mark(finished=False)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._mark(finished=False)  # also where a run finished before: this one may be killed
         return self._folder
 
     def finish(self) -> None:

@@ -1,9 +1,9 @@
 """Cold start: teach the base model the format on traces.
 
-Reads params.yaml (seed, visual, episode, sft), data/prepared/sft.jsonl with the videos it names, and
-models/base. Writes the trained model to models/sft and its curves to reports/sft. What a killed run needs
-to go on lies in .scratch/; start it again and it ends with the same weights. `train` says how many
-processes work on it; they are started from here.
+Reads params.yaml (seed, visual, episode, sft), data/prepared/sft.jsonl with the videos it names, report.json
+beside it for the card, and models/base. Writes the trained model to models/sft and its curves to reports/sft.
+What a killed run needs to go on lies in .scratch/; start it again and it ends with the same weights. `train`
+says how many processes work on it; they are started from here.
 
 With `sft.source: hub` nothing is trained: models/sft is the checkpoint that data.hub.sft_model names, as the
 download stage brought it to models/published_sft, and the curves are empty.
@@ -63,7 +63,7 @@ def cold_start(
     """
     import torch
 
-    from paravt.card import write_card
+    from paravt.card import read_source, write_card
     from paravt.data.schema import read_traces
     from paravt.export import write_model_folder
     from paravt.model import load_encoder, load_model
@@ -74,7 +74,8 @@ def cold_start(
     model = load_model(base, dtype, params.train.attention)
     encoder = load_encoder(base, params.visual)
     result = train(model, encoder, traces, SFTSetup.of(params), reporter, scratch)
-    write_model_folder(model, base, target, dtype, lambda folder: write_card(folder, params, "sft"))
+    source = read_source(DATA.with_name("report.json"))
+    write_model_folder(model, base, target, dtype, lambda folder: write_card(folder, params, "sft", source))
     return result
 
 

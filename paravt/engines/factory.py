@@ -32,7 +32,7 @@ def make_engine(
 ) -> Iterator[Engine]:
     """The engine of `config` on the model in `folder`.
 
-    `transformers` samples from `model` itself (loaded from the folder if None, in the dtype of its device);
+    `transformers` samples from `model` itself (loaded from the folder if None, in the configured dtype);
     `vllm` from servers with the folder's weights, room for `limits`, logs in `log_folder`. Raises EngineError
     if servers do not start or are not those expected.
     """
@@ -43,7 +43,7 @@ def make_engine(
         from paravt.model import load_model
 
         if model is None:
-            model = load_model(folder, torch.bfloat16 if device == "cuda" else torch.float32)
+            model = load_model(folder, getattr(torch, config.precision(device)))
         yield TransformersEngine(model, encoder.end_ids, config.max_batch_tokens, device)
         return
 

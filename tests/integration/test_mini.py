@@ -167,9 +167,11 @@ def test_without_a_token_the_download_says_what_to_do(run, tmp_path):
 
 def test_a_model_writes_the_reports_that_rows_lack(run):
     said = command(run, "python", "-m", "stages.reports")
-    lines = [json.loads(line) for line in (run.repository / "data/reports.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (run.repository / "data/reports/reports.jsonl").read_text().splitlines()
+    ]
     assert len(lines) >= 4 and all(line["report"].strip() for line in lines)
-    assert f"reports: {len(lines)} written to data/reports.jsonl, of {len(lines)} windows" in said
+    assert f"reports: {len(lines)} written to data/reports/reports.jsonl, of {len(lines)} windows" in said
     assert len({(line["video"], line["start_s"], line["end_s"]) for line in lines}) == len(lines)
     assert "reports: 0 written" in command(run, "python", "-m", "stages.reports")
     params = run.repository / "params.yaml"

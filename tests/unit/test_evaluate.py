@@ -11,10 +11,13 @@ import pytest
 
 from paravt import benchmarks
 from paravt.benchmarks.results import Result, read_results
+from paravt.config import TransformersEngineConfig
+from paravt.local import open_model
 from paravt.reporter import LogReporter
 from paravt.rollout import Sample
 from stages import params as parameters
 from stages.evaluate import complaint, evaluate, flat, metrics_of, plan, write_outputs
+from stages.headline import headline
 from tests.tiny import tiny_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,7 +75,8 @@ def test_equal_runs_write_equal_bytes(params, samples, tmp_path):
     for number, store in enumerate(("one.jsonl", "two.jsonl", "one.jsonl")):
         results = evaluate(params, tiny_folder(), benchmark, samples, tmp_path / store, LogReporter())
         target = tmp_path / f"out{number}"
-        metrics = write_outputs(target, results)
+        metrics = metrics_of(results)
+        write_outputs(target, results, metrics, headline(results))
         written.append({path.name: path.read_bytes() for path in target.iterdir()})
     assert written[0] == written[1] == written[2]
     assert sorted(written[0]) == ["headline.json", "metrics.json", "results.jsonl"]
@@ -86,6 +90,29 @@ def test_equal_runs_write_equal_bytes(params, samples, tmp_path):
     assert "seconds" not in json.dumps(metrics)
     assert metrics["accuracy"]["k2"]["all"]["n"] == 6
     assert all(isinstance(value, float) for value in flat(metrics).values())
+
+
+def test_the_number_format_is_part_of_what_an_answer_is_kept_for(params, samples, tmp_path):
+    benchmark, store = benchmarks.get("needles"), tmp_path / "answers.jsonl"
+    few = params.model_copy(
+        update={"evaluate": params.evaluate.model_copy(update={"budgets": [2], "format_temperatures": []})}
+    )
+
+    def keys(dtype: str) -> set[str]:
+        chosen = few.model_copy(update={"engine": few.engine.model_copy(update={"dtype": dtype})})
+        results = evaluate(chosen, tiny_folder(), benchmark, samples[:2], store, LogReporter())
+        return {result.key for result in results}
+
+    assert not keys("float32") & keys("bfloat16")
+
+
+def test_an_engine_loads_its_weights_in_the_format_that_is_written(params):
+    for dtype in ("float32", "bfloat16"):
+        engine = params.engine.model_copy(update={"dtype": dtype})
+        with open_model(tiny_folder(), params.visual, engine) as (made, _):
+            assert str(made.model.dtype) == f"torch.{dtype}"
+    auto = TransformersEngineConfig()
+    assert (auto.precision(None), auto.precision("cuda")) == ("float32", "bfloat16")
 
 
 def test_too_many_errors_are_told_in_one_sentence():

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 import re
 import subprocess
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 import pytest
 
+from paravt.data.needles import make_scene, overview_times_s
 from stages.params import (
     HEADER,
     ROOT,
@@ -22,6 +24,7 @@ from stages.params import (
     main,
 )
 
+TINY = compose()
 METHODS = (
     "para_grpo",
     "vanilla_grpo",
@@ -99,6 +102,55 @@ def test_arms_differ_by_their_part_alone():
         (["evaluate.questions_per_budget=300"], "write 256 or less"),
         (["grpo=null"], "params.yaml: grpo is null; write a group of keys"),
         (["~sft.steps"], "params.yaml: sft.steps is missing; add it"),
+        (
+            ["data.needles.parts=5"],
+            "but there are 6 colours, and an overview of 4 frames has to show each part; write 4 or less",
+        ),
+        (
+            ["data.needles.part_s=[4.0,9.0]"],
+            "a part of 4 s has no room for it between margins of 0.5 s; write data.needles.part_s from 4.1",
+        ),
+        (["data.needles.needle_s=[0.05,3.0]"], "less than a frame at data.needles.fps 10; write 0.1 or more"),
+        (["data.needles.size=33"], "data.needles.size is 33, and H.264 needs an even one; write 34"),
+        (["budget.choices=[2,8]"], "budget.choices has 2, and an overview of so few frames may miss"),
+        (["scale=paravt_8b", "budget.choices=[4,5,8]"], "parts of 60 to 80 s; write 4, or 6 or more"),
+        (["evaluate.budgets=[4,4]"], "evaluate.budgets must be distinct positive frame counts"),
+        (["evaluate.format_temperatures=[0.0,1.0]"], "format_temperatures must be distinct and above 0"),
+        (["evaluate.format_temperatures=[1.0,1.0]"], "format_temperatures must be distinct and above 0"),
+        (["episode.temperature=0"], "episode.temperature is 0, but a group of greedy episodes has no spread"),
+        (
+            ["evaluate.benchmarks=[lvbench]"],
+            "asks lvbench, but the data of lvbench is not brought; write data.hub, as scale=paravt_8b has",
+        ),
+        (
+            ["scale=paravt_mini", "evaluate.benchmarks=[lvbnch]"],
+            "evaluate.benchmarks 'lvbnch' is not known (did you mean lvbench?); write one of videomme,",
+        ),
+        (
+            ["scale=paravt_mini", "data.hub.benchmarks=[mlvu]", "evaluate.benchmarks=[mlvu,videomme_wsub]"],
+            "asks videomme_wsub, but the data of videomme is not brought; add it to data.hub.benchmarks",
+        ),
+        (
+            ["scale=paravt_mini", "data.hub.benchmark_rows=5"],
+            "data.hub.benchmark_rows brings videos of 5 rows, but evaluate.benchmarks asks about all; write",
+        ),
+        (["scale=paravt_mini", "evaluate.benchmarks=[mlvu,mlvu]"], "evaluate.benchmarks names a split twice"),
+        (
+            ["scale=paravt_mini", "data.hub.prompts=[saga]"],
+            "data.hub.prompts 'saga' is not known (did you mean sage?); write one of paravt,",
+        ),
+        (
+            ["scale=paravt_mini", "data.hub.prompts=[video-thinker]"],
+            "data.hub.prompts cannot bring video-thinker: where its prompt stands could not be verified;",
+        ),
+        (
+            ["scale=paravt_mini", "data.hub.sft_splits=[charade]"],
+            "data.hub.sft_splits 'charade' is not known (did you mean charades?); write one of charades,",
+        ),
+        (
+            ["scale=paravt_mini", "+data.hub.revisions.charade=main"],
+            "data.hub.revisions 'charade' is not known (did you mean charades?); write one of videomme,",
+        ),
         (["+foo=1"], "params.yaml: foo is not a parameter; write one of anchoring, base_model"),
     ],
 )
@@ -107,6 +159,38 @@ def test_wrong_values_are_refused_in_one_sentence(overrides, sentence):
         check(compose(overrides))
     assert sentence in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    parts=st.integers(2, 4),
+    low=st.integers(42, 300),
+    more=st.integers(0, 200),
+    choice=st.integers(4, 12),
+    index=st.integers(0, 10**6),
+)
+def test_each_overview_that_is_allowed_shows_each_part(parts, low, more, choice, index):
+    data = deepcopy(TINY)
+    data["data"]["needles"] |= {"parts": parts, "part_s": [low / 10, (low + more) / 10]}
+    data["budget"]["choices"] = [choice]
+    try:
+        needles = check(data).data.needles
+    except ParamsError:
+        return
+    scene = make_scene(needles, 1, "sft", index)
+    seen_s = overview_times_s(scene.duration_s, needles.fps, choice)
+    assert {scene.part_at(time_s).colour for time_s in seen_s} == {part.colour for part in scene.parts}
+    assert all(part.start_s < part.needle_s[0] and part.needle_s[1] < part.end_s for part in scene.parts)
+
+
+def test_an_overview_that_is_refused_misses_a_part_in_some_scene():
+    needles = check(compose(["scale=paravt_8b"])).data.needles
+    scenes = [make_scene(needles, 1, "sft", index) for index in range(300)]
+    shown = [
+        {scene.part_at(time_s).colour for time_s in overview_times_s(scene.duration_s, needles.fps, 5)}
+        for scene in scenes
+    ]
+    assert any(len(colours) < needles.parts for colours in shown)
 
 
 @pytest.mark.parametrize(

@@ -9,13 +9,20 @@ import pytest
 
 from paravt.data.facts import declared, examine, learn_facts
 from paravt.data.media import MediaFile, MediaStore, media_path, resolve_media, sha256_of, write_manifest
+from paravt.data.published import SOURCES
 from paravt.data.schema import Row, VideoFacts, ledger_frame, question_frame
 from paravt.data.training import Fate, Ledger, ledger_rows
 from paravt.weights import write_reference
 from stages import supply
+from stages.params import check, compose
+from stages.prepare import asked_of, load_benchmarks, model_reports
 from stages.published import notes
+from stages.reports import write_reports
 from stages.suites import benchmark_suite, new_context, published_suite, run_suite
+from tests.benchmark_tables import place_in, write_split
 from tests.clips import write_clip, write_truncated
+from tests.fakes import ScriptedEngine
+from tests.tiny import VISUAL, tiny_encoder
 
 
 def judged(name, suite, frame):
@@ -113,6 +120,69 @@ def test_beyond_the_sample_the_containers_word_is_taken(tmp_path, monkeypatch):
     facts = learn_facts(MediaStore(tmp_path / "root"), files, 2, 60.0, 2)
     assert len(opened) == 2 and len(facts) == 6
     assert sum(fact.duration_s == 1.0 for fact in facts.values()) == 2
+
+
+def test_a_question_exists_if_its_video_is_in_the_manifest(tmp_path, monkeypatch):
+    """Whatever else of its repository lies in this machine's media root."""
+    place = place_in(tmp_path)
+    monkeypatch.setenv("PARAVT_MEDIA_ROOT", str(place.media))
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(b"frames")
+    rows = write_split(place, "charades", 6, clip)
+    brought = [
+        MediaFile(SOURCES["charades"].repository, "c", f"Charades_v1_480/{name}", 6, "1" * 64)
+        for name in {row["video"] for row in rows[:4]}
+    ]
+    write_manifest(place.tables / "manifest.jsonl", brought)
+    hub = check(compose(["scale=paravt_mini"])).data.hub.model_copy(update={"benchmarks": ["charades"]})
+    found, set_aside = load_benchmarks(hub, place.tables)
+    assert len(found["charades"]) == 4 and set_aside == {"charades": 2}
+    assert {row.data["video"] for row in found["charades"]} == {
+        media_path(file.repository, file.path) for file in brought
+    }
+
+
+@pytest.fixture
+def asked(tmp_path):
+    """Windows of a clip, params, and a file of reports that is not there yet."""
+    clip = str(write_clip(tmp_path / "clip.mp4", 90, 30))
+    params = check(compose(["scale=paravt_mini"])).model_copy(update={"visual": VISUAL})
+    return [(clip, 0.0, 1.0), (clip, 1.0, 2.0), (clip, 2.0, 3.0)], params, tmp_path / "reports.jsonl"
+
+
+def test_reports_of_another_model_or_of_other_frames_are_asked_for_again(asked):
+    windows, params, target = asked
+    encoder = tiny_encoder()
+
+    def write(words: str, model: str, params=params):
+        engine = ScriptedEngine(encoder, lambda prompt: words)
+        return write_reports(windows, engine, encoder, params, model, target)
+
+    assert write("a cup", "one").written == 3 and write("a cup", "one").written == 0
+    assert set(model_reports(target, asked_of(params)).values()) == {"a cup"}
+    assert write("a key", "two").written == 3
+    with pytest.raises(ValueError, match="holds reports of the models one, two; keep the lines of one"):
+        model_reports(target, asked_of(params))
+    few = params.model_copy(update={"visual": VISUAL.model_copy(update={"crop_max_frames": 2})})
+    with pytest.raises(ValueError, match=r"no report with these frames .* run `python -m stages.reports"):
+        model_reports(target, asked_of(few))
+    assert write("a map", "two", few).written == 3
+    assert set(model_reports(target, asked_of(few)).values()) == {"a map"}
+
+
+def test_torn_lines_and_empty_reports_are_counted(asked):
+    windows, params, target = asked
+    encoder = tiny_encoder()
+    engine = ScriptedEngine(encoder, lambda prompt: "a cup é" if "0.0 to 1.0" in prompt.text else " ")
+    first = write_reports(windows, engine, encoder, params, "one", target)
+    assert (first.written, first.empty, first.torn) == (1, 2, 0)
+    content = target.read_bytes()
+    target.write_bytes(content + content.replace(b"0.0", b"1.0")[:-5])  # killed while it wrote
+    assert "a cup é" in model_reports(target, asked_of(params)).values()
+    engine = ScriptedEngine(encoder, lambda prompt: "a key")
+    again = write_reports(windows, engine, encoder, params, "one", target)
+    assert (again.written, again.empty, again.torn) == (2, 0, 1)
+    assert sorted(model_reports(target, asked_of(params)).values()) == ["a cup é", "a key", "a key"]
 
 
 def test_a_person_is_told_of_licences_and_what_is_missing():

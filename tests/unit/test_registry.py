@@ -94,8 +94,13 @@ def checkout(project: Path) -> Path:
     return project
 
 
-def trained(root: Path, weights: str, **right: int) -> None:
-    """Models, evaluations and the dvc.lock of a pipeline whose models answered `right` questions well."""
+def trained(
+    root: Path, weights: str, needles: str = "0" * 32 + ".dir", pixels: int = 784, **right: int
+) -> None:
+    """Models, evaluations and the dvc.lock of a pipeline whose models answered `right` questions well.
+
+    `needles` is the hash of the videos under the questions, `pixels` those of a frame.
+    """
     lock = {}
     for name, count in right.items():
         model, report = root / "models" / name, root / "reports/evaluate" / name
@@ -109,7 +114,14 @@ def trained(root: Path, weights: str, **right: int) -> None:
         lock[name] = {"cmd": name, "deps": start, "outs": [model_out]}
         report_out = {"path": f"reports/evaluate/{name}", "md5": dvc_hash(report)}
         asked = {"path": "data/prepared", "md5": dvc_hash(root / "data/prepared")}
-        lock[f"evaluate@{name}"] = {"cmd": name, "deps": [model_out, asked], "outs": [report_out]}
+        shown = {"path": "data/needles", "md5": needles}
+        values = {"params.yaml": {"seed": 1, "visual": {"max_pixels": pixels, "read_timeout_s": 60.0}}}
+        lock[f"evaluate@{name}"] = {
+            "cmd": name,
+            "deps": [model_out, asked, shown],
+            "params": values,
+            "outs": [report_out],
+        }
     (root / "dvc.lock").write_text(json.dumps({"schema": "2.0", "stages": lock}))
 
 
@@ -196,6 +208,42 @@ def test_other_questions_are_not_compared(checkout):
     assert "greedy accuracy 1.000 against 0.667" in verdict.decision.reason and verdict.champion == "2"
 
 
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            {"needles": "1" * 32 + ".dir"},
+            "version 1, saw other videos (tag dvc.in.data/needles); evaluate",
+        ),
+        ({"pixels": 1024}, "version 1, was asked with other settings of episode, visual or reward; evaluate"),
+    ],
+)
+def test_the_same_questions_asked_otherwise_are_not_compared(checkout, change, why):
+    registry = make(checkout)
+    trained(checkout, "one", sft=30, para_grpo=45)
+    promote(registry, candidate(checkout, "para_grpo"), {})
+    trained(checkout, "two", sft=30, para_grpo=60, **change)
+    verdict = promote(registry, candidate(checkout, "para_grpo"), {})
+    assert why in verdict.decision.reason and verdict.champion == "1"
+    # the champion's weights are asked in the same way, too: now they can be compared
+    trained(checkout, "one", sft=30, para_grpo=40, **change)
+    promote(registry, candidate(checkout, "para_grpo"), {})
+    trained(checkout, "two", sft=30, para_grpo=60, **change)
+    assert promote(registry, candidate(checkout, "para_grpo"), {}).champion == "2"
+
+
+def test_neither_seed_nor_timeout_nor_temperature_is_part_of_how_it_was_asked(checkout):
+    trained(checkout, "one", sft=30, para_grpo=45)
+    first = candidate(checkout, "para_grpo").protocol
+    lock = json.loads((checkout / "dvc.lock").read_text())
+    for name in ("sft", "para_grpo"):
+        values = lock["stages"][f"evaluate@{name}"]["params"]["params.yaml"]
+        values |= {"seed": 2, "episode": {"temperature": 0.7}}
+        values["visual"]["read_timeout_s"] = 5.0
+    (checkout / "dvc.lock").write_text(json.dumps(lock))
+    assert candidate(checkout, "para_grpo").protocol == first
+
+
 def test_results_and_starts_of_other_questions_are_refused(checkout):
     trained(checkout, "one", sft=30, para_grpo=45)
     lock = json.loads((checkout / "dvc.lock").read_text())
@@ -208,6 +256,13 @@ def test_results_and_starts_of_other_questions_are_refused(checkout):
         (checkout / "dvc.lock").write_text(json.dumps(changed))
         with pytest.raises(RegistryError, match=words):
             candidate(checkout, "para_grpo")
+    changed = json.loads(json.dumps(lock))
+    changed["stages"]["evaluate@sft"]["params"]["params.yaml"]["visual"]["max_pixels"] = 1024
+    (checkout / "dvc.lock").write_text(json.dumps(changed))
+    with pytest.raises(
+        RegistryError, match="or of other questions or settings; run `dvc repro evaluate@sft`"
+    ):
+        candidate(checkout, "para_grpo")
     changed = json.loads(json.dumps(lock))
     changed["stages"]["para_grpo"]["deps"][0]["md5"] = "0" * 32 + ".dir"  # trained from another SFT
     (checkout / "dvc.lock").write_text(json.dumps(changed))
