@@ -1,4 +1,5 @@
-"""Secrets are not shown: what the environment calls a token, password, secret or key, and passwords in URLs.
+"""Secrets are not shown: what the environment calls a token, password, secret, key, auth or connection
+string; passwords and signatures in URLs; what stands after `Authorization:`, `Bearer` or `AccountKey=`.
 
     redact(text)    a text without them
     cover()         the same for all that this process prints, tracebacks and log lines included
@@ -15,10 +16,20 @@ import sys
 from typing import Any, TextIO
 
 SECRET_NAME = re.compile(
-    r"TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|(?:^|_)KEY$", re.IGNORECASE
+    r"TOKEN|PASSWORD|PASSWD|SECRET|API_KEY|ACCESS_KEY|CREDENTIAL|CONNECTION_STRING|AUTHORIZATION|(?:^|_)KEY$"
+    r"|(?:^|_)O?AUTH(?!_(?:SOCK|TYPE|METHOD|MODE|FILE|PATH|URL)$)(?:_|$)",  # those say how or where
+    re.IGNORECASE,
 )
 IN_URL = re.compile(r"(?<=://)[^/\s@\"']+(?=@)")
 KNOWN_FORMS = re.compile(r"\b(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,})\b")
+# what leads up to a secret stays; a signature has a digit and some length, other words have not
+AFTER = re.compile(
+    r"""(authorization\\?["']?\s*[:=]\s*\\?["']?(?:bearer|basic|token|digest|negotiate)\s+)[^\s"',;\\]+"""
+    r"""|(\bbearer\s+)(?=\S*\d)[\w.~+/=-]{16,}"""
+    r"""|(\b(?:AccountKey|SharedAccessKey)=)[^\s"',;&\\]+"""
+    r"""|((?:signature|\bsig)=)(?=[\w+/=-]*[\d%])[\w+/%=-]{16,}""",
+    re.IGNORECASE,
+)
 SHORTEST = 6  # below that a value is a word, and hiding it would spoil the text
 STARS = "***"
 LINE = 200  # of an error in one line
@@ -35,11 +46,12 @@ def secrets() -> list[str]:
 
 
 def redact(text: str) -> str:
-    """`text` with each secret of this environment, each `user:password@` of a URL, and what has the form of a
-    well-known token, as three stars.
+    """`text` with each secret of this environment, each `user:password@` of a URL, what has the form of a
+    well-known token, and what stands where a secret does, as three stars.
     """
     for value in secrets():
         text = text.replace(value, STARS)
+    text = AFTER.sub(lambda found: next(filter(None, found.groups())) + STARS, text)
     return KNOWN_FORMS.sub(STARS, IN_URL.sub(STARS, text))
 
 

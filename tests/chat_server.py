@@ -9,6 +9,7 @@ The reply may be a text, a dict (the whole choice), or a (status, body) pair.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,8 +35,11 @@ class ChatServer:
         reply: Callable[[dict[str, Any]], Any],
         models: tuple[str, ...] | None = ("video-8b",),
         key: str = "",
+        login: str = "",
     ) -> None:
-        self.reply, self.models, self.key = reply, models, key
+        self.reply, self.models = reply, models
+        basic = f"Basic {base64.b64encode(login.encode()).decode()}" if login else ""
+        self.wanted = f"Bearer {key}" if key else basic
         self.requests: list[dict[str, Any]] = []
         self.most_at_once = self._at_once = 0
         self._faults: list[Fault] = []
@@ -109,7 +113,7 @@ class ChatServer:
                 self._at_once -= 1
 
     def _allowed(self, handler: BaseHTTPRequestHandler) -> bool:
-        if not self.key or handler.headers.get("Authorization") == f"Bearer {self.key}":
+        if not self.wanted or handler.headers.get("Authorization") == self.wanted:
             return True
         self._send(handler, 401, {"error": {"message": "wrong key"}})
         return False

@@ -4,7 +4,8 @@
     refused    other 4xx                                          this request fails, others go on
     closed     401, 403, 404                                      nothing can be asked here
 
-A `Retry-After` of the server is kept to. Keys come from the caller, who has them from the environment.
+A `Retry-After` of the server is kept to. Keys come from the caller, who has them from the environment. A
+login in the URL (`https://user:password@host/v1`) is sent as HTTP Basic and stands in no message or result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import aiohttp
 
 from paravt.engines.base import EngineError, Refused
-from paravt.engines.exchange import Lost, exchange, parsed, pause_s, said
+from paravt.engines.exchange import Lost, exchange, parsed, pause_s, said, split_login
 
 FIRST_WAIT_S, LONGEST_WAIT_S, LONGEST_TOLD_S = 0.5, 20.0, 120.0
 
@@ -33,7 +34,10 @@ class ChatReply:
 
 
 class ChatClient:
-    """Asks one model at one URL, `in_flight` requests at a time. `key_name` is where its key comes from."""
+    """Asks one model at one URL, `in_flight` requests at a time. `key_name` is where its key comes from.
+
+    Raises ValueError for a URL that is none, or that has a login beside a key.
+    """
 
     def __init__(
         self,
@@ -45,16 +49,20 @@ class ChatClient:
         timeout_s: float = 600.0,
         in_flight: int = 16,
     ) -> None:
+        url, login = split_login(url.strip())
         self.url = base_url(url)
+        if login and key:
+            raise ValueError(f"{self.url} is given a login in its URL and a key ({key_name}); leave one out")
         self.model = model
         self.retries, self.timeout_s, self.in_flight = retries, timeout_s, in_flight
-        self._key, self._key_name = key, key_name
+        self._authorization = login or (f"Bearer {key}" if key else "")
+        self._refused = "login in its URL" if login else f"key; put its key into {key_name or 'the key'}"
         self._limit_name = "max_tokens"
         self._jitter = random.Random(0)
 
     def session(self) -> aiohttp.ClientSession:
         """A session for one event loop; the caller closes it."""
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = {"Authorization": self._authorization} if self._authorization else {}
         return aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=self.in_flight))
 
     async def find_model(self, http: aiohttp.ClientSession) -> str:
@@ -113,7 +121,7 @@ class ChatClient:
     ) -> dict[str, Any]:
         status, text = await exchange(http, method, self.url + path, self.timeout_s, json=body)
         if status in (401, 403):
-            raise EngineError(f"{self.url} refuses the key; put its key into {self._key_name or 'the key'}")
+            raise EngineError(f"{self.url} refuses the {self._refused}")
         if status == 404:
             raise EngineError(
                 f"{self.url}{path} is not known there, or not the model {self.model}: {said(text)}"
@@ -127,10 +135,11 @@ class ChatClient:
 
 
 def base_url(url: str) -> str:
-    """The URL up to `/v1`. Raises ValueError for one that is not http(s)."""
+    """The URL up to `/v1`. Raises ValueError for one that is not http(s) or has an @, as half a login has."""
     url = url.strip().rstrip("/").removesuffix("/chat/completions")
-    if not url.startswith(("http://", "https://")) or url.endswith(":/"):
-        raise ValueError(f"{url!r} is no endpoint; write for example http://localhost:8000/v1")
+    if not url.startswith(("http://", "https://")) or url.endswith(":/") or "@" in url:
+        shown = url.rpartition("@")[2]
+        raise ValueError(f"{shown!r} is no endpoint; write for example http://localhost:8000/v1")
     return (
         url
         if url.rpartition("/")[2].startswith("v") and url.rpartition("/")[2][1:].isdigit()

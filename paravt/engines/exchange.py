@@ -7,9 +7,12 @@ Every other status is the caller's to read. Redirections are not followed: a key
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import re
 from typing import Any
+from urllib.parse import unquote
 
 import aiohttp
 
@@ -17,6 +20,7 @@ from paravt.engines.base import EngineError
 
 CONNECT_TIMEOUT_S = 10.0
 AGAIN = (408, 409, 425, 429)
+_LOGIN = re.compile(r"(?<=://)[^/?#]+@")
 
 
 class Lost(EngineError):
@@ -29,6 +33,15 @@ class Lost(EngineError):
     def __init__(self, reason: str, message: str, reached: bool = True, wait_s: float | None = None) -> None:
         super().__init__(message)
         self.reason, self.reached, self.wait_s = reason, reached, wait_s
+
+
+def split_login(url: str) -> tuple[str, str]:
+    """The URL without `user:password@`, and that as an Authorization header's value, "" if it has none."""
+    found = _LOGIN.search(url)
+    if found is None:
+        return url, ""
+    login = base64.b64encode(unquote(found[0].removesuffix("@")).encode()).decode()
+    return _LOGIN.sub("", url, count=1), f"Basic {login}"
 
 
 async def exchange(

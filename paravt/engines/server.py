@@ -134,11 +134,17 @@ def interpreter() -> Path:
 
 
 def given_urls() -> list[str]:
-    """The addresses of running servers, without a slash at the end. Raises EngineError for a wrong one."""
+    """The addresses of running servers, without a slash at the end. Raises EngineError for a wrong one, and
+    for one with a login: the key says who asks.
+    """
     urls = [url.strip().rstrip("/") for url in os.environ.get(URLS, "").split(",") if url.strip()]
     for url in urls:
-        if not re.fullmatch(r"https?://[^\s/?#]+", url):
-            raise EngineError(f"{URLS} holds {url!r}; write addresses as http://127.0.0.1:8000")
+        if not re.fullmatch(r"https?://[^\s/?#@]+", url):
+            shown = url.rpartition("@")[2]
+            raise EngineError(
+                f"{URLS} holds {shown!r}{' with a login' * ('@' in url)}; write addresses as "
+                f"http://127.0.0.1:8000 and the servers' key into {KEY}"
+            )
     return urls
 
 

@@ -107,7 +107,9 @@ class TransformersEngine:
         self._lock = threading.Lock()
 
     def generate(self, requests: list[Request]) -> list[list[Generation]]:
-        """Answer `requests` in order. Raises EngineError, before any work, for one that cannot be served."""
+        """Answer `requests` in order. Raises EngineError, before any work, for one that cannot be served, and
+        for weights whose logits are not finite.
+        """
         for number, request in enumerate(requests):
             self._check(number, request)
         answers: list[list[Generation | None]] = [[None] * request.sampling.n for request in requests]
@@ -261,6 +263,11 @@ class TransformersEngine:
         writing = torch.ones_like(rows, dtype=torch.bool)
         for step in range(longest):
             scores = sampling_logits(self.model, hidden, temperature).log_softmax(-1)
+            if scores[:, 0].isnan().any():  # one logit that is no number makes its whole row NaN
+                raise EngineError(
+                    f"the weights of version {self.weight_version} give logits that are not finite; go back "
+                    "to a checkpoint before them"
+                )
             chosen = scores.argmax(-1) if uniforms is None else inverse_cdf(scores, uniforms[rows, step])
             live = rows[writing]
             ids[live, step] = chosen[writing]

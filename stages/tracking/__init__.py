@@ -31,6 +31,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+import uuid
 
 from pydantic import BaseModel
 
@@ -62,6 +63,7 @@ log = logging.getLogger("paravt.tracking")
 GRACE_S = 30.0  # for sending the rest at the end, while the server answers
 PIPELINE = "pipeline"
 HEADLINE_STAGE = "evaluate@para_grpo"  # the model that a pipeline is there to make
+SWEEP_S = 60.0  # for one who sends what an earlier attempt left
 AWAY_GRACE_S = 3.0  # when it did not answer before
 PARENT = "PIPELINE_RUN_ID"  # a name of our own: MLflow's MLFLOW_RUN_ID would make a stage continue its parent
 FLOW_RUN = "PIPELINE_FLOW_RUN_ID"
@@ -88,7 +90,7 @@ def stage_run(
     # the same for the same work, so that a second start finds the first; unique for what is no stage
     key = fingerprint(stage, read_yaml(root / PARAMS_FILE), hashes) if stage else _unique()
     home = root / ".scratch"
-    journal = Journal(home / "tracking" / f"{name}-{key}".replace("/", "_")).acquire()
+    journal = Journal(home / "tracking" / f"{name}-{key}".replace("/", "_")).acquire(SWEEP_S)
     try:
         scratch = Scratch(home, key, name)
         with lifeline(), _recorded(journal, name, params, stage, hashes, root, scratch) as reporter:
@@ -165,7 +167,8 @@ def _recorded(
     values = params.model_dump(mode="json") if isinstance(params, BaseModel) else dict(params or {})
     parent = os.environ.get(PARENT)
     shown = _shown_name(name, values, stage, root)
-    journal.append("start", name=shown, tags=_tags(name, values, stage, root), parent=parent)
+    tags = _tags(name, values, stage, root)
+    journal.append("start", name=shown, tags=tags, parent=parent, uuid=uuid.uuid4().hex)
     reporter.params(values)
     for path, value in hashes.items():
         if path.split("/")[0] in ("data", "models"):

@@ -34,7 +34,7 @@ def cost(events: Iterable[Mapping[str, Any]], gpus: int = 0) -> dict[str, float]
         if event["kind"] == "start":
             wall_s += last - began
             began = event["time"]
-        last = event["time"]
+        last = event.get("ended", event["time"])  # who finds a dead run writes its end later
         if event["kind"] == "spent":
             spent.update(event["values"])
         elif event["kind"] == "metrics":

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PARAMS_A_CALL = 90  # MLflow takes 100 parameters a call
 TAG_LENGTH = 5000
+UUID = "record.uuid"  # of the start that made the run
 
 
 def apply(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target: Target) -> None:
@@ -49,10 +50,21 @@ def _start(event: Mapping[str, Any], state: dict[str, Any], folder: Path, target
             target.client.delete_tag(run.info.run_id, "error")
         _set_tags(run.info.run_id, tags | {"attempts": str(attempts)}, target)
         return
-    run = target.client.create_run(
-        target.experiment, start_time=int(event["time"] * 1000), tags=tags, run_name=event["name"]
+    run = _made_before(event, target) or target.client.create_run(
+        target.experiment,
+        start_time=int(event["time"] * 1000),
+        tags=tags | ({UUID: event["uuid"]} if "uuid" in event else {}),
+        run_name=event["name"],
     )
     state["run_id"] = run.info.run_id
+
+
+def _made_before(event: Mapping[str, Any], target: Target) -> Run | None:
+    """The run that a server made for this start without our hearing of it."""
+    if "uuid" not in event:
+        return None  # the record is older than that
+    wanted = f"tags.`{UUID}` = '{event['uuid']}'"
+    return next(iter(target.client.search_runs([target.experiment], wanted, max_results=1)), None)
 
 
 def _find(run_id: str | None, target: Target) -> Run | None:

@@ -30,15 +30,22 @@ RETRY_S = (2.0, 5.0, 15.0, 30.0)
 
 
 def drain(journal: Journal, target: Target) -> None:
-    """Send every event that is not sent yet. Raises what MLflow raises; what was sent stays sent."""
+    """Send every event that is not sent yet. Raises what MLflow raises; what was sent stays sent.
+
+    Without a start that can be read there is no run: what stands before one is passed over, and logged.
+    """
     from mlflow.exceptions import MlflowException
 
     state = journal.sent
     if state.get("uri") != target.uri:
         state = {"uri": target.uri, "offset": 0}
+    runless = 0
     for event, offset in _joined(journal, state["offset"]):
         try:
-            apply(event, state, journal.folder, target)
+            if "run_id" in state or event["kind"] == "start":
+                apply(event, state, journal.folder, target)
+            else:
+                runless += 1
         except MlflowException as error:
             if event["kind"] == "start" or error.error_code not in REFUSALS or BUSY.search(str(error)):
                 raise
@@ -46,6 +53,8 @@ def drain(journal: Journal, target: Target) -> None:
             log.warning("tracking refused %s: %s", event["kind"], short(error))
         state["offset"] = offset
         journal.mark_sent(state)
+    if runless:
+        log.warning("%s: %d events belong to no run; its start was lost", journal.folder.name, runless)
 
 
 def settle(root: Path, target: Target | None = None) -> dict[str, str]:
@@ -54,18 +63,21 @@ def settle(root: Path, target: Target | None = None) -> dict[str, str]:
     Raises what MLflow raises if it does not answer.
     """
     closed = {}
-    for journal in abandoned(root / ".scratch" / "tracking"):
+    home = root / ".scratch" / "tracking"
+    if target is None and any(home.glob("*/events.jsonl")):
+        target = Target(root)  # takes seconds, in which no record need be locked
+    for journal in abandoned(home):
         try:
-            status = None
+            status = last = None
             for event, _ in journal.events():
+                last = event["time"]
                 status = event["status"] if event["kind"] == "end" else status
                 status = None if event["kind"] == "start" else status
-            if status is None and journal.events_file.exists():
-                journal.append("end", status="KILLED", ended=journal.last_time)
+            if status is None and last is not None:
+                journal.append("end", status="KILLED", ended=last)
                 status = "KILLED"
-            if journal.events_file.exists():
-                target = target or Target(root)
-                drain(journal, target)
+            if last is not None:
+                drain(journal, target or Target(root))
             closed[journal.folder.name] = status or "empty"
             if status in (None, "FINISHED"):
                 journal.delete()

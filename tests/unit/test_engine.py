@@ -277,6 +277,17 @@ def test_new_weights_change_the_answers_and_their_version(tmp_path):
     assert before.ids != after.ids
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_weights_that_give_no_numbers_are_named(temperature, bad):
+    model = load_model(tiny_folder())
+    with torch.no_grad():
+        model.lm_head.weight[7] = bad  # one token of the vocabulary
+    subject = TransformersEngine(model, tiny_encoder().end_ids, weight_version=12)
+    with pytest.raises(EngineError, match="the weights of version 12 give logits that are not finite"):
+        subject.generate([ask(prompts()[1], temperature=temperature, n=1)])
+
+
 def test_a_training_model_is_left_in_training_mode_and_without_gradients():
     model = load_model(tiny_folder())
     model.gradient_checkpointing_enable()

@@ -142,6 +142,22 @@ def test_long_answers_are_cut_and_keys_come_from_the_caller(tmp_path):
     assert len(json.loads(server.requests[-1]["messages"][1]["content"])["answer"]) == 2000
 
 
+def test_a_login_in_the_url_opens_the_door_and_is_told_to_nobody(tmp_path, caplog):
+    with ChatServer(fair, login="ann:p/ss w@rd") as server:
+        url = server.url.replace("//", "//ann:p%2Fss%20w%40rd@")
+        asked = judge(server, tmp_path, url=url)
+        assert asked([(SAMPLE, "tension")]) == [0.5]
+        wrong = judge(server, tmp_path, url=server.url.replace("//", "//ann:s3cret@"))
+        assert wrong([(SAMPLE, "tension")]) == [0.5], "who asks does not change what a verdict is kept under"
+        [refused] = wrong([(SAMPLE, "gravity")])
+        assert refused.endswith("/v1 refuses the login in its URL") and "s3cret" not in refused
+        assert asked.identity == judge(server, tmp_path).identity
+        with pytest.raises(ValueError, match="a login in its URL and a key .PARAVT_JUDGE_KEY."):
+            judge(server, tmp_path, "a key", url=url)
+    [gone] = wrong([(SAMPLE, "gravity")])
+    assert "cannot be reached" in gone and "s3cret" not in gone + caplog.text
+
+
 def episode(answer: str | None) -> Rollout:
     text = f"look\n</think>\n<answer>{answer}</answer>"
     turn = EpisodeTurn(f"<think>\n{text}", parse_turn(f"<think>\n{text}"))

@@ -237,6 +237,14 @@ def test_urls(given):
         with pytest.raises(ValueError, match="is no endpoint"):
             base_url(bad)
     assert ChatClient(given, "m").url == "http://h:1/v1"
+    assert ChatClient(given.replace("//", "//ann:s3cret@"), "m").url == "http://h:1/v1"
+
+
+@pytest.mark.parametrize("given", ["ann:s3cret@h/v1", "http://ann:s3cret/s3cret@h/v1", "ftp://ann:s3cret@h"])
+def test_an_endpoint_that_is_refused_does_not_show_its_login(given):
+    with pytest.raises(ValueError, match="is no endpoint") as caught:
+        ChatClient(given, "m")
+    assert "s3cret" not in str(caught.value)
 
 
 def test_episodes_run_over_an_endpoint(tmp_path):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+import resource
 import shutil
+import subprocess
+import sys
+import threading
 import time
 
 from mlflow import MlflowClient
@@ -16,9 +20,9 @@ import pytest
 from paravt.conversation import Conversation
 from paravt.rollout import EpisodeTurn, Execution, Rollout, Sample, ToolCall, ToolError, Turn
 from stages.params import compose, dump
-from stages.tracking import Busy, settle, stage_run
+from stages.tracking import Busy, Target, settle, stage_run
 from stages.tracking.events import allowed
-from stages.tracking.journal import Journal, abandoned
+from stages.tracking.journal import Journal, Swept, abandoned
 from stages.tracking.spans import choose, episode
 
 DVC_YAML = """
@@ -134,6 +138,17 @@ def test_other_data_is_another_run_and_another_scratch_folder(stage):
     with stage_run("ask"):
         pass
     assert first.exists() and not second.exists()
+
+
+def test_a_finished_scratch_folder_that_is_entered_again_is_not_finished(stage):
+    with stage_run("sft") as reporter:
+        folder = reporter.scratch.folder
+    with pytest.raises(RuntimeError), stage_run("sft") as reporter:
+        assert reporter.scratch.folder == folder
+        raise RuntimeError("killed")
+    with stage_run("ask"):
+        pass
+    assert folder.exists()  # what the second run needs to go on
 
 
 def test_long_values_lie_in_an_artifact(project):
@@ -259,6 +274,117 @@ def test_a_record_that_was_cut_by_a_kill_is_read_to_its_last_whole_line(tmp_path
     found.append("end", status="KILLED")
     assert [event["kind"] for event, _ in found.events()] == ["start", "metrics", "end"]
     found.release()
+
+
+def test_a_write_that_the_disk_cut_short_joins_no_other_event(tmp_path, caplog):
+    journal = Journal(tmp_path / "a").acquire()
+    journal.append("start", name="a", tags={})
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.events_file.stat().st_size + 20, most))
+    try:
+        journal.append("tags", values={"note": "half of this has room"})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+    journal.append("end", status="FINISHED")
+    assert [event["kind"] for event, _ in journal.events()] == ["start", "end"]
+    assert "cannot be written: File too large" in caplog.text and "unreadable" not in caplog.text
+    journal.release()
+
+
+def test_what_cannot_be_read_of_a_record_is_counted_and_keeps_nothing_back(project, caplog):
+    journal = Journal(project / ".scratch" / "tracking" / "a").acquire()
+    journal.append("start", name="a", tags={}, parent=None)
+    with open(journal.events_file, "ab") as file:
+        file.write(b'{"kind": "tags", "val{"kind": "tags", "values": {}}\n' + b"\0\xff" * 8 + b"\n")
+    journal.append("end", status="FINISHED")
+    for _ in range(2):
+        assert [event["kind"] for event, _ in journal.events()] == ["start", "end"]
+    said = [record.getMessage().rpartition(": ")[2] for record in caplog.records]
+    assert said == [f"unreadable events are passed over, {count} so far" for count in (1, 2)]
+    journal.release()
+    assert settle(project) == {"a": "FINISHED"}
+    assert [run.info.status for run in runs(project)] == ["FINISHED"]
+
+
+def test_a_record_that_is_swept_is_waited_for(tmp_path, caplog):
+    sweeper = Journal(tmp_path / "a").acquire(sweeps=True)
+    with pytest.raises(Busy, match="sending what an earlier attempt left"):
+        Journal(tmp_path / "a").acquire(0.05)
+    threading.Timer(0.2, sweeper.release).start()
+    stage = Journal(tmp_path / "a").acquire(5.0)
+    assert "a: process" in caplog.text and "waiting for that, up to 5 s" in caplog.text
+    with pytest.raises(Busy, match="is already running"):
+        Journal(tmp_path / "a").acquire(5.0)
+    stage.release()
+
+
+@pytest.mark.parametrize(
+    ("signed", "kind"), [("1 sweeps", Swept), ("", Swept), (str(2**30), Swept), ("1", Busy)]
+)
+def test_who_holds_a_record_in_another_process(tmp_path, signed, kind):
+    """`signed` is what the lock says; before its holder has signed, nothing or the name of a dead one."""
+    (tmp_path / "lock").write_text(signed)
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, 2); print(flush=True); input()"
+    command = [sys.executable, "-I", "-c", hold, str(tmp_path / "lock")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        with pytest.raises(Busy) as caught:
+            Journal(tmp_path).acquire()
+        assert type(caught.value) is kind
+        threading.Timer(0.2, holder.stdin.close).start()
+        if kind is Swept:
+            Journal(tmp_path).acquire(5.0).release()
+
+
+def test_tracking_is_looked_up_before_a_record_is_locked(project, monkeypatch):
+    journal = Journal(project / ".scratch" / "tracking" / "a").acquire()
+    journal.append("start", name="a", tags={}, parent=None)
+    journal.append("metrics", step=1, values={"loss": 1.0})
+    last = [event["time"] for event, _ in journal.events()][-1]
+    journal.release()
+    opened = []
+
+    class Slow(Target):
+        def __init__(self, root: Path) -> None:
+            Journal(journal.folder).acquire().release()  # the stage could have it
+            opened.append(root)
+            super().__init__(root)
+
+    monkeypatch.setattr("stages.tracking.sink.Target", Slow)
+    assert settle(project) == {"a": "KILLED"} and opened == [project]
+    (run,) = runs(project)
+    assert run.info.end_time == int(last * 1000), "it ended with the last that is known of it"
+
+
+def test_a_run_whose_making_was_not_heard_of_is_taken(project, monkeypatch):
+    real, made = MlflowClient.create_run, []
+
+    def unheard(self, *given, **more):
+        run = real(self, *given, **more)
+        made.append(run.info.run_id)
+        if len(made) == 1:
+            raise MlflowException("Read timed out")
+        return run
+
+    monkeypatch.setattr(MlflowClient, "create_run", unheard)
+    with stage_run("ask", {"k": 4}):
+        pass
+    settle(project)
+    (run,) = runs(project)
+    assert made == [run.info.run_id]
+    assert (run.info.status, run.data.params) == ("FINISHED", {"k": "4"})
+
+
+def test_events_without_the_start_of_their_run_keep_nothing_back(project, caplog):
+    journal = Journal(project / ".scratch" / "tracking" / "a").acquire()
+    journal.append("metrics", step=1, values={"loss": 1.0})
+    journal.release()
+    for _ in range(2):
+        assert settle(project) == {"a": "KILLED"}
+    assert caplog.text.count("a: 2 events belong to no run; its start was lost") == 1
+    with stage_run("ask"):
+        pass
+    assert [run.info.status for run in runs(project)] == ["FINISHED"]
 
 
 def test_a_store_that_is_being_made_is_never_half_made(tmp_path, monkeypatch, empty_store):

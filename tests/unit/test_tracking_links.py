@@ -128,6 +128,16 @@ def test_costs_count_every_attempt():
     }
 
 
+def test_a_run_that_was_found_dead_did_not_last_until_it_was_found():
+    events = [
+        {"kind": "start", "time": 100.0},
+        {"kind": "end", "time": 5000.0, "status": "KILLED", "ended": 110.0},
+        {"kind": "start", "time": 6000.0},
+        {"kind": "end", "time": 6005.0, "status": "FINISHED"},
+    ]
+    assert cost(events) == {"cost/wall_s": 15.0}
+
+
 def test_rollouts_that_no_trainer_counts_are_costs(project):
     with stage_run("ask") as reporter:
         reporter.rollouts([rollout(), rollout("q2")], step=4)
@@ -239,6 +249,50 @@ def test_the_projects_own_keys_are_secrets(monkeypatch):
     assert redact("a opensesame0 b opensesame1 c opensesame2") == "a *** b *** c ***"
     monkeypatch.setenv("KEYBOARD", "opensesame9")
     assert redact("opensesame9") == "opensesame9"
+
+
+SIGNATURE = "kX3a%2FbQ9zT7m1vR5yU8wE2nL4pC6dH0jS%2BgF1iA%3D"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("> Authorization: Bearer swordfish", "> Authorization: Bearer ***"),
+        ("{'Authorization': 'Basic YW5uOng=', 'a': 1}", "{'Authorization': 'Basic ***', 'a': 1}"),
+        ('"{\\"authorization\\": \\"token swordfish\\"}"', '"{\\"authorization\\": \\"token ***\\"}"'),
+        ("sent Bearer eyJhbGciOi.JIUzI1-NiJ9_x", "sent Bearer ***"),
+        ("AccountName=a;AccountKey=c3dvcmQ=;End=x", "AccountName=a;AccountKey=***;End=x"),
+        (f"https://a.example/b?sv=2024&sig={SIGNATURE}&se=1", "https://a.example/b?sv=2024&sig=***&se=1"),
+        (f"?X-Amz-Signature={SIGNATURE}", "?X-Amz-Signature=***"),
+        (f"SharedAccessSignature={SIGNATURE}", "SharedAccessSignature=***"),
+        ("Authorization: Bearer ***", "Authorization: Bearer ***"),
+    ],
+)
+def test_what_stands_where_a_secret_does_is_one(text, shown):
+    assert redact(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "authorization: ask the owner of the bucket",
+        "the bearer of this letter, Bearer internationalisation",
+        "sig=0.0500000000000001, signature=forward, sign=1234567890123456789",
+        "signature=(images, frames_per_second)",
+        "AccountName=parallel; SharedAccessKeyName=RootManageSharedAccessKey",
+    ],
+)
+def test_words_around_secrets_stay(text):
+    assert redact(text) == text
+
+
+def test_which_names_are_those_of_secrets(monkeypatch):
+    for name in ("REGISTRY_AUTH", "AUTH_HEADER", "OAUTH_APP", "AZURE_STORAGE_CONNECTION_STRING"):
+        monkeypatch.setenv(name, f"swordfish {name}")
+        assert redact(f"is swordfish {name}") == "is ***"
+    for name in ("GIT_AUTHOR_NAME", "XAUTHORITY", "SSH_AUTH_SOCK", "PROXY_AUTH_TYPE", "CONNECTIONS"):
+        monkeypatch.setenv(name, f"swordfish {name}")
+        assert redact(f"is swordfish {name}") == f"is swordfish {name}"
 
 
 def test_an_error_in_one_line():

@@ -284,6 +284,13 @@ def test_an_address_that_is_none_is_named(server, tmp_path, monkeypatch):
     monkeypatch.setenv(URLS, "localhost:8000")
     with pytest.raises(EngineError, match="write addresses as http://"), connected(tmp_path):
         pass
+    monkeypatch.setenv(URLS, server.url.replace("//", "//ann:s3cret@"))
+    with (
+        pytest.raises(EngineError, match="with a login.*the servers' key into") as caught,
+        connected(tmp_path),
+    ):
+        pass
+    assert "s3cret" not in str(caught.value)
 
 
 def test_several_servers_share_the_work_and_a_prompt_stays_where_it_was(
