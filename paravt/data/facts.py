@@ -1,7 +1,7 @@
 """What is known of a media file: how long it lasts, or why it cannot be used.
 
-A file is opened, its last frame read, and what came of it is kept under the media root by its content: a
-video is judged once, by whichever worker comes first. Where there are too many, a sample of `opened` files
+A file is opened, its last frame read, and what came of it is kept under the media root by its content and by
+what read it (`reader_version`): a video is judged once, by whichever worker comes first. Where there are too many, a sample of `opened` files
 (chosen by a hash of their content, so the same on every machine) is opened, and of the others the duration
 that the container declares is taken.
 """
@@ -9,6 +9,8 @@ that the container declares is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -50,6 +52,16 @@ def learn_facts(
     return {path: found[sha256] for path, sha256 in files.items()}
 
 
+@cache
+def reader_version() -> str:
+    """A hash of what reads files, our source and FFmpeg: another one may judge the same file otherwise."""
+    root = Path(__file__).resolve().parent.parent
+    digest = hashlib.sha256(json.dumps([av.__version__, av.library_versions], sort_keys=True).encode())
+    for path in [root / "video.py", *sorted((root / "reading").glob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
 def examine(path: str | Path, timeout_s: float) -> VideoFacts:
     """Open a file and read its first and last frame."""
     try:
@@ -78,7 +90,7 @@ def declared(path: str | Path) -> VideoFacts:
 
 
 def _judged(store: MediaStore, sha256: str, place: Path, timeout_s: float) -> VideoFacts:
-    kept = store.root / "facts" / sha256[:2] / f"{sha256}.json"
+    kept = store.root / "facts" / reader_version() / sha256[:2] / f"{sha256}.json"
     try:
         data = json.loads(kept.read_text(encoding="utf-8"))
         return VideoFacts(data["duration_s"], data["problem"])

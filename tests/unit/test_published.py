@@ -102,8 +102,16 @@ def test_files_are_judged_once_by_content(tmp_path, monkeypatch):
     assert facts["data/media/o__n/good.mp4"].duration_s == pytest.approx(2.0)
     assert facts["data/media/o__n/cut.mp4"].problem.startswith("truncated: ")
     assert facts["data/media/o__n/empty.mp4"].problem.startswith("empty: ")
-    monkeypatch.setattr("paravt.data.facts.examine", lambda path, timeout_s: pytest.fail("opened again"))
-    assert learn_facts(store, files, None, 60.0, 2) == facts
+    opened: list[str] = []
+
+    def watched(path: Path, timeout_s: float) -> VideoFacts:
+        opened.append(Path(path).name)
+        return examine(path, timeout_s)
+
+    monkeypatch.setattr("paravt.data.facts.examine", watched)
+    assert learn_facts(store, files, None, 60.0, 2) == facts and not opened
+    monkeypatch.setattr("paravt.data.facts.reader_version", lambda: "another")
+    assert learn_facts(store, files, None, 60.0, 2) == facts and len(opened) == 3
     assert resolve_media(store.root, "o/n", "good.mp4").is_file()
 
 
