@@ -10,7 +10,8 @@ import math
 from typing import Any
 
 from paravt import protocol
-from paravt.rollout import LETTERS, Turn
+from paravt.protocol.sites import format_sites
+from paravt.rollout import LETTERS
 from paravt.times import TimeError, parse_window
 
 OK = "ok"
@@ -73,27 +74,6 @@ def whole_turn(text: str) -> str:
     return text if text.startswith("<think>") else protocol.THINK_PREFIX + text
 
 
-def why_not_well_formed(turn: Turn) -> str | None:
-    """The first structural fault of a parsed turn, or None if it is well formed."""
-    if turn.well_formed:
-        return None
-    if not (turn.think_opened and turn.think_closed):
-        return "the think is not closed"
-    if turn.calls:
-        if turn.answer_opened:
-            return "it holds calls and an answer"
-        if not turn.calls_closed:
-            return "a call is not closed"
-        return "the think is empty" if len(turn.valid_calls) == len(turn.calls) else "a call is not valid"
-    if not turn.answer_opened:
-        return "it holds neither a call nor an answer"
-    if not turn.answer_closed:
-        return "the answer is not closed"
-    if len(turn.answers) > 1:
-        return f"it holds {len(turn.answers)} answers"
-    return "the think is empty" if turn.answers[0].strip() else "the answer is empty"
-
-
 def check_roles(kind: object, turns: object) -> str:
     """Main: assistant, tool, assistant, ..., ending with the assistant. Sub-agent: one assistant turn."""
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, dict) for turn in turns):
@@ -127,7 +107,8 @@ def check_targets(kind: object, turns: list[dict]) -> str:
         return OK if not protocol.tag_spans(text) else "a report holds tags of the turn grammar"
     parsed = [protocol.parse_turn(whole_turn(turn["text"])) for turn in turns[::2]]
     for number, turn in enumerate(parsed):
-        if fault := why_not_well_formed(turn):
+        if not turn.well_formed:
+            fault = next(site.reason for site in format_sites([turn]) if not site.ok)
             return f"turn {2 * number + 1} is not well formed: {fault}"
         last = number == len(parsed) - 1
         if last == bool(turn.calls):

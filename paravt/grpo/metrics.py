@@ -20,11 +20,12 @@ from typing import get_args
 
 from paravt.grpo.anchors import KINDS, site_rates
 from paravt.grpo.batch import StepTotals
+from paravt.protocol.sites import Site
 from paravt.protocol.turn import missing_closers
-from paravt.rewards.format import Site, episode_sites
+from paravt.rewards.format import episode_sites
 from paravt.rollout import Execution, Rollout, StopReason
 
-# What is wrong with a site, by the words of rewards.format; an unreadable call has the words of its error.
+# What is wrong with a site, by the words of protocol.sites; an unreadable call has the words of its error.
 FAULTS = {
     "no think": "no_think",
     "think not opened": "think_not_opened",

@@ -11,8 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paravt.config import RewardConfig
+from paravt.protocol.sites import Site
 from paravt.rewards.accuracy import answer_accuracy
-from paravt.rewards.format import Site, episode_sites, format_score
+from paravt.rewards.format import episode_sites, format_score
 from paravt.rewards.published import VARIANTS, degenerate, episode_text, published_format, published_tool
 from paravt.rewards.tool import gated_tool
 from paravt.rollout import Rollout, Sample

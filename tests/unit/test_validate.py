@@ -180,13 +180,13 @@ def test_ids_that_are_numbers_fail():
 
 
 def test_a_target_that_does_not_parse_stops_and_another_answer_only_warns():
-    broken = trace(id="t2", turns=[{"role": "assistant", "text": "</think><answer>A"}])
+    broken = trace(id="t2", turns=[{"role": "assistant", "text": "look</think><answer>A"}])
     other = trace(id="t3", sample=question(answer="B"))
     found = outcomes(trace_frame(rows(trace(), broken, other), VIDEOS), trace_suite())
     stops = [outcome for outcome in found if outcome.stops]
     assert stops[0].sentence("sft") == (
         "suite sft, column turns: each target parses well formed, but 1 row does not fit, first t2 (line 2): "
-        "turn 1 is not well formed: the answer is not closed"
+        "turn 1 is not well formed: answer not closed"
     )
     [warning] = [o for o in found if o.severity == "warning" and o.status == "failed"]
     assert warning.rows == ("t2 (line 2)", "t3 (line 3)") and not warning.stops
