@@ -28,17 +28,18 @@ from prefect.blocks.notifications import CustomWebhookNotificationBlock  # noqa:
 from prefect.client.orchestration import SyncPrefectClient, get_client  # noqa: E402
 from prefect.client.schemas.actions import (  # noqa: E402
     WorkPoolCreate,
-    WorkPoolUpdate,
 )
 from prefect.client.schemas.objects import StateType  # noqa: E402
 from prefect.events.actions import ChangeFlowRunState, SendNotification  # noqa: E402
 from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound  # noqa: E402
+from ruamel.yaml import YAML  # noqa: E402
 
 from flows.evaluation import WORSE  # noqa: E402
+from flows.links import need_server  # noqa: E402
 from flows.stage import REFUSED  # noqa: E402
-from stages.command import command, fail  # noqa: E402
+from stages.command import command  # noqa: E402
 
-POOLS = {"cpu": None, "gpu": None}  # a limit per pool; that of a GPU machine is its worker's `--limit 1`
+POOLS = ("cpu", "gpu")  # without a limit: that of a GPU machine is its worker's `--limit 1`
 SILENCE = timedelta(seconds=90)  # three heartbeats (PREFECT_FLOWS_HEARTBEAT_FREQUENCY=30)
 ENDED = ("Completed", "Failed", "Cancelled", "Crashed", REFUSED, WORSE)
 ZOMBIES, FAILURES = "crash runs without a heartbeat", "tell about failed pipelines"
@@ -46,13 +47,13 @@ NOTIFY_BLOCK = "paravt-failures"
 
 
 def pools(client: SyncPrefectClient) -> None:
-    for name, limit in POOLS.items():
+    """Make those that are not there; a limit that an operator has set on one stays."""
+    for name in POOLS:
         try:
             client.read_work_pool(name)
-            client.update_work_pool(name, WorkPoolUpdate(concurrency_limit=limit))
         except ObjectNotFound:
             with suppress(ObjectAlreadyExists):  # a worker makes its pool as well
-                client.create_work_pool(WorkPoolCreate(name=name, type="process", concurrency_limit=limit))
+                client.create_work_pool(WorkPoolCreate(name=name, type="process"))
 
 
 def zombies() -> Automation:
@@ -119,10 +120,18 @@ def deployments() -> None:
     subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
 
 
+def declared() -> set[tuple[str, str]]:
+    """Entrypoint and name of each deployment in prefect.yaml."""
+    known = YAML(typ="safe").load(ROOT / "prefect.yaml")
+    return {(deployment["entrypoint"], deployment["name"]) for deployment in known["deployments"]}
+
+
 def schedules(client: SyncPrefectClient, active: bool) -> list[str]:
-    """Switch all schedules of the deployments on or off; which they are."""
-    switched = []
+    """Switch all schedules of the deployments of prefect.yaml on or off; which they are."""
+    switched, ours = [], declared()
     for deployment in client.read_deployments():
+        if (deployment.entrypoint, deployment.name) not in ours:
+            continue
         for schedule in deployment.schedules:
             client.update_deployment_schedule(deployment.id, schedule.id, active)
             switched.append(f"{deployment.name} {getattr(schedule.schedule, 'cron', '')}")
@@ -138,8 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--schedules", choices=["on", "off"], help="only switch the schedules")
     options = parser.parse_args(arguments)
     with command("deploy"):
-        if not os.environ.get("PREFECT_API_URL"):
-            fail("deploy", "PREFECT_API_URL is not set; write for example http://127.0.0.1:4200/api", 2)
+        need_server("deploy")
         with get_client(sync_client=True) as client:
             if options.schedules:
                 for name in schedules(client, options.schedules == "on"):

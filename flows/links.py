@@ -1,8 +1,11 @@
-"""From a Prefect run to the MLflow runs behind it, by an artifact, and back, by the tag `prefect.url`."""
+"""From a Prefect run to the MLflow runs behind it, by an artifact, and back, by the tag `prefect.url`; and
+whether there is a Prefect server at all.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
@@ -10,11 +13,18 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.utilities.urls import url_for
 
 from flows.plan import read_lock
+from stages.command import UNUSABLE, fail
 from stages.redact import short
 from stages.tracking import Target
 from stages.tracking.links import makers
 
 log = logging.getLogger("paravt.flows")
+
+
+def need_server(name: str) -> None:
+    """Raises SystemExit(2), for the command `name`, if no server is named: Prefect would start one for it."""
+    if not os.environ.get("PREFECT_API_URL"):
+        fail(name, "PREFECT_API_URL is not set; write for example http://127.0.0.1:4200/api", UNUSABLE)
 
 
 def prefect_tags(run_id: str) -> dict[str, str]:

@@ -131,7 +131,7 @@ def _checkout(root: str | None, ref: str | None, name: str) -> Iterator[Path]:
         known = read_lock(clone.root)
         asked = [f"evaluate@{model}" for model in (name, START.get(name)) if f"evaluate@{model}" in known]
         said: list[str] = []
-        if run_dvc(["pull", *asked, "validate"], clone.root, line=said.append, held=clone.held):
+        if run_dvc(["pull", "--force", *asked, "validate"], clone.root, line=said.append, held=clone.held):
             raise RegistryError(f"the evaluations on {ref} could not be pulled: {redact(cause(said))}")
         yield clone.root
 

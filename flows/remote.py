@@ -28,7 +28,7 @@ from prefect.runtime import flow_run  # noqa: E402
 from prefect.task_runners import ThreadPoolTaskRunner  # noqa: E402
 
 from flows.clones import taken  # noqa: E402
-from flows.links import prefect_tags, show_runs  # noqa: E402
+from flows.links import need_server, prefect_tags, show_runs  # noqa: E402
 from flows.pipeline import PipelineFailed, gather, worth_another_try  # noqa: E402
 from flows.plan import Node, Plan, make_plan  # noqa: E402
 from flows.repro import record_stages  # noqa: E402
@@ -125,6 +125,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--ref", default="main", help="branch, tag or commit (%(default)s)")
     parser.add_argument("--stage", action="append", default=[], help="a stage to bring up to date; repeat")
     options = parser.parse_args(arguments)
+    need_server("remote")
     from prefect.deployments import run_deployment
 
     run = run_deployment(

@@ -22,12 +22,15 @@ import sys
 import threading
 import time
 
+from stages.redact import redact
 from stages.tracking.lifeline import SUPERVISOR
 
 GRACE_S = 15.0  # a stage that is stopped closes its run, then ends
 PATIENCE_S = "PARAVT_REMOTE_PATIENCE_S"  # how long a remote may be away before a stage is given up
 STAGE_PYTHON = "STAGE_PYTHON"  # in the environment given to a stage: the interpreter of its pool
 SUPERVISE = Path(__file__).with_name("supervisor.py")
+# in the words of DVC, and of torch for one of several processes
+KILLED = re.compile(r"exited with (?:-9|137)\b|exitcode\s*:\s*-9\b|Signal 9 \(SIGKILL\)")
 _running: set[subprocess.Popen] = set()
 _guard = threading.Lock()
 
@@ -41,13 +44,16 @@ class StageFailed(RuntimeError):
         words = next(
             (line for line in reversed(last) if line.startswith(f"{name}:")), last[-1] if last else ""
         )
-        super().__init__(f"stage {name} failed (exit {code}): {words.removeprefix(f'{name}: ')}")
+        super().__init__(redact(f"stage {name} failed (exit {code}): {words.removeprefix(f'{name}: ')}"))
 
     @property
     def transient(self) -> bool:
         """True if the stage was killed from outside or DVC was busy, not if the stage said why it ends."""
-        killed = re.search(r"exited with (-9|137)\b", self.output)
-        return bool(killed) or "Unable to acquire lock" in self.output or "is busy" in self.output
+        return (
+            bool(KILLED.search(self.output))
+            or "Unable to acquire lock" in self.output
+            or "is busy" in self.output
+        )
 
 
 class RemoteAway(StageFailed):
@@ -92,7 +98,8 @@ def run_stage(
     if upstream is not None:
         words.append("--pull")
         if upstream:
-            _transfer(name, ["pull", *upstream], root, environment, line, held)
+            # what another commit's stage left in this clone is in the way, and in the cache
+            _transfer(name, ["pull", "--force", *upstream], root, environment, line, held)
     code = run_dvc([*words, name], root, environment, take, held)
     output = "\n".join(seen)
     if code:

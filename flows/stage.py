@@ -28,13 +28,16 @@ from prefect.client.schemas.objects import State  # noqa: E402
 from prefect.states import Failed  # noqa: E402
 
 from flows import locks  # noqa: E402
-from flows.clones import Clone, CloneError, taken  # noqa: E402
+from flows.clones import Clone, CloneError, taken, work_folder  # noqa: E402
 from flows.plan import make_plan, read_lock  # noqa: E402
 from flows.repro import close_killed  # noqa: E402
 from flows.run_stage import STAGE_PYTHON, Outcome, StageFailed, run_stage  # noqa: E402
+from paravt.data.media import VARIABLE as MEDIA_ROOT  # noqa: E402
 from stages.redact import redact  # noqa: E402
 
 REFUSED = "Refused"
+VLLM_PYTHON = "PARAVT_VLLM_PYTHON"  # paravt.engines.server reads it; importing that would load torch
+INSTALLATION = Path(__file__).resolve().parents[1]  # whose environment the worker was started in
 PROGRESS = re.compile(r"\[[# ]{24}\] (\d+)/(\d+)")
 
 
@@ -102,8 +105,16 @@ def _in(
 
 
 def stage_environment(root: Path, pool: str, pipeline_run: str | None) -> dict[str, str]:
-    """What a stage is told by its environment: its code, the interpreter of its pool, its parent run."""
+    """What a stage is told by its environment: its code, the interpreter of its pool, its parent run; and
+    what clones do not hold, where the operator has not said it: vLLM beside the worker's own installation,
+    one media root for all clones of this machine.
+    """
     env = {"PYTHONPATH": str(root)}
+    beside = INSTALLATION / ".venv-vllm" / "bin" / "python"
+    if not os.environ.get(VLLM_PYTHON) and os.access(beside, os.X_OK):
+        env[VLLM_PYTHON] = str(beside)
+    if not os.environ.get(MEDIA_ROOT):
+        env[MEDIA_ROOT] = str(work_folder() / "media")
     if python := os.environ.get(f"{STAGE_PYTHON}_{pool.upper()}"):
         env[STAGE_PYTHON] = python
     if pipeline_run:

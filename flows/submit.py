@@ -23,7 +23,7 @@ from prefect.client.schemas.filters import (
     ArtifactFilterFlowRunId,
     ArtifactFilterKey,
 )
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.states import Cancelling
 
@@ -132,10 +132,17 @@ class Board:
                 idempotency_key=f"{content}-{attempt}",
                 tags=[f"stage:{node.name}", self.branch],
             )
-            state = client.read_flow_run(run.id).state
+            state = self._awake(client, run.id)
             if not state.is_final() or state.is_completed():
                 return run
         raise AssertionError("unreachable")
+
+    def _awake(self, client: SyncPrefectClient, run: UUID) -> State:
+        """The state of a child, once it is not being cancelled: such a one still works in its clone."""
+        while (state := client.read_flow_run(run).state).is_cancelling():
+            if self.stopping.wait(POLL_S):
+                break
+        return state
 
     def _wait(self, client: SyncPrefectClient, child: FlowRun) -> FlowRun:
         heard = time.monotonic()

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from flows.run_stage import STAGE_PYTHON, StageFailed, run_dvc, run_module, run_stage, stop
+from flows.run_stage import PATIENCE_S, STAGE_PYTHON, StageFailed, run_dvc, run_module, run_stage, stop
 
 DVC_YAML = """
 stages:
@@ -78,11 +78,35 @@ def test_a_stage_that_was_killed_is_tried_again(toy):
         ("ERROR: Unable to acquire lock. Most likely another DVC process is running", True),
         ("'data/x' is busy, it is being blocked by: (PID 7)", True),
         ("ERROR: failed to run: python -m stages.sft, exited with 2", False),
+        ("  exitcode  : -9 (pid: 4711)", True),
+        ("  traceback : Signal 9 (SIGKILL) received by PID 4711", True),
+        ("  exitcode  : 1 (pid: 4711)", False),
         ("", False),
     ],
 )
 def test_which_failures_pass_by_themselves(output, transient):
     assert StageFailed("sft", 255, output).transient is transient
+
+
+def test_a_failure_tells_no_secret(monkeypatch):
+    monkeypatch.setenv("OBJECT_STORE_SECRET", "s3cr3t-of-the-store")
+    failure = StageFailed("sft", 1, "sft: PUT https://me:pass@host/x with s3cr3t-of-the-store was refused")
+    assert str(failure) == "stage sft failed (exit 1): PUT https://***@host/x with *** was refused"
+
+
+def test_what_another_commit_left_in_a_clone_is_not_in_the_way(toy, monkeypatch):
+    monkeypatch.setenv(PATIENCE_S, "0")
+    (toy / "dvc.yaml").write_text(
+        "stages:\n"
+        "  make: {cmd: echo one > made, outs: [made]}\n"
+        "  use: {cmd: cp made used, deps: [made], outs: [used]}\n"
+    )
+    assert run_dvc(["remote", "add", "-d", "store", str(toy / "store")], toy) == 0
+    run_stage("make", toy, upstream=[])
+    (toy / "made").unlink()
+    (toy / "made").write_text("of another commit, in no cache")
+    assert run_stage("use", toy, line=lambda text: None, upstream=["make"]).ran
+    assert (toy / "used").read_text() == "one\n"
 
 
 def test_stop_reaches_the_children_of_a_command_and_kills_what_does_not_listen(tmp_path: Path):
