@@ -87,6 +87,32 @@ def test_a_stage_depends_on_the_code_it_runs(imports, name):
     assert not missing
 
 
+STUDY = read_yaml(ROOT / "study" / "dvc.yaml")["stages"]
+
+
+@pytest.mark.parametrize("name", STUDY)
+def test_a_stage_of_the_study_depends_on_the_code_it_runs(imports, name):
+    stage = STUDY[name].get("do", STUDY[name])
+    module = re.search(r"python -m (\S+)", stage["cmd"])[1]
+    by_the_way = {"stages.curves"} | (
+        set() if name == "base" else {"paravt.card"}
+    )  # only `base` keeps a model
+    if name in ("start", "other_start"):  # they are asked, not trained
+        by_the_way |= imports.find_descendants("paravt.grpo") | {"paravt.grpo", "stages.para_grpo"}
+        by_the_way |= {
+            f"paravt.{name}" for name in ("export", "lora", "parallel", "segments", "state", "training")
+        }
+    deps = [dep.removeprefix("../") for dep in stage["deps"] if dep.startswith("../")]
+    assert all((ROOT / dep).exists() for dep in deps if dep.startswith(("paravt", "stages", "conf/config")))
+    missing = {
+        file_of(item)
+        for item in code_of(imports, module, FRAME | by_the_way)
+        if not any(file_of(item) == dep or file_of(item).startswith(f"{dep}/") for dep in deps)
+    }
+    assert not missing
+    assert "requirements/core.lock" in deps
+
+
 def test_every_stage_depends_on_the_locked_environment():
     assert all("requirements/core.lock" in stage.deps for stage in definitions(ROOT).values())
 
