@@ -71,7 +71,7 @@ def timed(work: Callable[[], list[Rollout]]) -> tuple[float, int, int]:
     failed = [rollout.error for rollout in rollouts if rollout.stop_reason == "failed"]
     if failed:
         raise RuntimeError(f"an episode failed: {failed[0]}")
-    tokens = sum(r.main.sampled_count + sum(s.sampled_count for s in r.subagents) for r in rollouts)
+    tokens = sum(rollout.tokens_written for rollout in rollouts)
     return seconds, len(rollouts), tokens
 
 

@@ -193,6 +193,16 @@ class Rollout:
         return sum(execution.status == "ok" for execution in self.executions)
 
     @property
+    def frames_read(self) -> int:
+        """Frames that were decoded for the episode: the overview and all crops that ran."""
+        return self.frames_seen + sum(len(execution.times_s) for execution in self.executions)
+
+    @property
+    def tokens_written(self) -> int:
+        """Tokens that were sampled for the episode, by its sub-agents too."""
+        return self.main.sampled_count + sum(report.sampled_count for report in self.subagents)
+
+    @property
     def compliant(self) -> bool:
         """Format compliance of the whole episode: each turn well formed and the last one an answer."""
         return (

@@ -83,8 +83,8 @@ def step_metrics(step: StepTotals, version: int) -> dict[str, float]:
         "compliance": mean(rollout.compliant for rollout in finished),
         "calls/run": mean(rollout.call_count for rollout in finished),
         "turns_per_episode": mean(len(rollout.turns) for rollout in finished),
-        "frames_per_episode": mean(frames_read(rollout) for rollout in finished),
-        "tokens_per_episode": mean(tokens_written(rollout) for rollout in finished),
+        "frames_per_episode": mean(rollout.frames_read for rollout in finished),
+        "tokens_per_episode": mean(rollout.tokens_written for rollout in finished),
         "budget": mean(group.frame_budget for group in groups),
         "groups_without_spread": step.without_spread / len(groups),
         "groups_failed": sum(all(r.stop_reason == "failed" for r in group.rollouts) for group in groups),
@@ -129,16 +129,6 @@ def failure_of(execution: Execution) -> str:
     """The name of the reason for which a call did not run."""
     words = execution.report
     return next((reason for sign, reason in FAILURES if sign in words), OTHER)
-
-
-def frames_read(rollout: Rollout) -> int:
-    """Frames that were decoded for an episode: the overview and all crops that ran."""
-    return rollout.frames_seen + sum(len(execution.times_s) for execution in rollout.executions)
-
-
-def tokens_written(rollout: Rollout) -> int:
-    """Tokens that were sampled for an episode, sub-agents included."""
-    return rollout.main.sampled_count + sum(report.sampled_count for report in rollout.subagents)
 
 
 def _calls(rollout: Rollout, status: str) -> int:

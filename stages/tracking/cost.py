@@ -51,10 +51,8 @@ def of_rollouts(rollouts: Iterable[Rollout]) -> dict[str, int]:
     spent: Counter[str] = Counter()
     for rollout in rollouts:
         spent["episodes"] += 1
-        spent["tokens_sampled"] += rollout.main.sampled_count + sum(
-            report.sampled_count for report in rollout.subagents
-        )
-        spent["frames"] += rollout.frames_seen + sum(len(item.times_s) for item in rollout.executions)
+        spent["tokens_sampled"] += rollout.tokens_written
+        spent["frames"] += rollout.frames_read
     return dict(spent)
 
 
